@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the environment, builds the ops, and runs the demonstration, tests, checks or linters.
+"""Creates the environment, builds the ops, and runs the demonstration, tests, checks or linters.
 
     python3 dev.py demo
     python3 dev.py test                    # the quick tests: whether this checkout is sound
@@ -15,8 +15,8 @@
     python3 dev.py wheel 2.20 2.21         # for these; `all` is for all with Keras 3
     python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
 
-Needs Python and a C++ compiler, and nothing else: this program is of the standard library alone.
-The environment is a folder beside this file (`.venv`), made anew only where something has changed.
+Needs only Python and a C++ compiler, because this program uses only the standard library. The
+environment is a folder beside this file (`.venv`), which is rebuilt only after a change.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 BUILD_NEEDS = ("setuptools>=77", "wheel")
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
-PYTEST = ["-m", "pytest", "-n", "2"]  # on two processes, see tests/conftest.py
+PYTEST = ["-m", "pytest", "-n", "2"]  # in two processes, see tests/conftest.py
 KEPT_OBJECTS = ROOT / "build" / "objects"  # of kernels, for all environments: see setup.py
 LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
 HOROVOD = "horovod==0.28.1"
 HOROVOD_NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
-# By gloo, which it brings along. Building takes the processor three minutes with HOROVOD_DEBUG, and
-# seven without; tests send little.
+# Horovod uses gloo, which it contains. Building takes three minutes of CPU time with HOROVOD_DEBUG,
+# and seven without. Tests send little data, so the debug build is fast enough.
 HOROVOD_BUILD = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -56,10 +56,10 @@ HOROVOD_BUILD = {
     "HOROVOD_WITHOUT_MXNET": "1",
     "HOROVOD_WITHOUT_PYTORCH": "1",
     "HOROVOD_DEBUG": "1",
-    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # what newer ones ask for
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # newer versions of cmake need it
 }
-# Included by Horovod, which needs them for GPUs only. They take a minute to compile, and some have
-# moved since: empty ones take their place.
+# Horovod includes these headers, but needs them for GPUs only. They take a minute to compile, and
+# some have moved since. Empty headers take their place.
 XLA_HEADERS = (
     "tensorflow/compiler/tf2xla/xla_op_kernel.h",
     "tensorflow/compiler/tf2xla/xla_op_registry.h",
@@ -75,7 +75,7 @@ NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A TensorFlow to work with, in an environment of its own.
+    """A version of TensorFlow, in its own environment.
 
     Attributes:
         tensorflow: Its version, for pip.
@@ -133,9 +133,9 @@ TF_KERAS = dataclasses.replace(
 
 
 def main() -> int:
-    """Does what the command line says; returns the exit code of what it ran."""
+    """Runs the command line's command; returns its exit code."""
     arguments = parse_arguments()
-    # uv compiles nothing: the first import does, and must keep it for the others.
+    # uv does not compile bytecode, so the first import does and must keep it for later imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments.commands is None:
         return make_wheels(arguments)
@@ -160,9 +160,9 @@ def main() -> int:
 def tests_to_run(
     target: Target, arguments: argparse.Namespace
 ) -> Iterator[tuple[Target, list[str]]]:
-    """Yields what to run pytest with, and its arguments: those of the user, or the target's tests.
+    """Yields the targets for pytest, and its arguments: the user's, or the target's tests.
 
-    With the newest TensorFlow that is done with Keras 3, and then with tf_keras.
+    With the newest TensorFlow, tests run with Keras 3, and then with tf_keras.
     """
     if arguments.extra:
         yield target, arguments.extra
@@ -266,7 +266,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_wheels(arguments: argparse.Namespace) -> int:
-    """Builds the wheels that were asked for, and says where they are."""
+    """Builds the requested wheels, and prints their paths."""
     names = arguments.tensorflow or list(TARGETS)[-1:]
     targets = [TARGETS[name] for name in (TARGETS if "all" in names else names)]
     for target in targets:
@@ -296,7 +296,7 @@ def make_wheel(target: Target) -> Path:
         earlier.unlink()
     with tempfile.TemporaryDirectory() as folder:
         tree, made = Path(folder, "source"), Path(folder, "made")
-        copy_tree(tree)  # the version that goes into the tree is that of the wheel
+        copy_tree(tree)  # the version in this copy is the wheel's version
         options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(tree)]
         pip(target, "wheel", f"the wheel for TensorFlow {target.tensorflow}", options, variables)
         (wheel,) = made.glob("*.whl")
@@ -346,7 +346,7 @@ def check_wheel(target: Target, wheel: Path) -> int:
 
 
 def check_python(target: Target) -> None:
-    """Ends the program if TensorFlow is not there for this Python."""
+    """Ends the program if TensorFlow does not support this Python."""
     oldest, newest = target.pythons
     if not oldest <= sys.version_info[:2] <= newest:
         sys.exit(
@@ -373,7 +373,7 @@ def find_compiler() -> str:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Has other programs that want the environment wait until it is prepared."""
+    """Makes other programs that need the environment wait until it is prepared."""
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -384,7 +384,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
-    """Makes the environment what it has to be; does nothing if it is that already."""
+    """Prepares the environment; does nothing if it is up to date."""
     stamp = target.folder / "gradcomp-stamp.json"
     installed = read_stamp(stamp)
     if installed["python"] != sys.version or not (target.folder / "bin" / "pip").exists():
@@ -419,15 +419,15 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
 
 
 def requirements_of(extras: list[str]) -> list[str]:
-    """Returns the packages that pyproject.toml lists for them."""
-    import tomllib  # not there for the older Pythons that check_python refuses
+    """Returns the packages that pyproject.toml lists for the extras."""
+    import tomllib  # absent in the older Pythons that check_python refuses
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [package for extra in extras for package in project["optional-dependencies"][extra]]
 
 
 def prepare_tf_keras(target: Target) -> None:
-    """Installs Keras 2 alone: it asks for `tensorflow`, which would go over `tensorflow-cpu`."""
+    """Installs only Keras 2: its dependency `tensorflow` would overwrite `tensorflow-cpu`."""
     installed = f"lib/python*/site-packages/tf_keras-{target.tensorflow}.dist-info"
     if not any(target.folder.glob(installed)):
         package = f"tf-keras=={target.tensorflow}"
@@ -435,7 +435,7 @@ def prepare_tf_keras(target: Target) -> None:
 
 
 def prepare_horovod(target: Target, compiler: str) -> None:
-    """Installs Horovod, built for this TensorFlow and Python, or the wheel from an earlier time."""
+    """Installs Horovod, built for this TensorFlow and Python, or an earlier build's wheel."""
     tensorflow = next(target.folder.glob("lib/python*/site-packages/tensorflow*.dist-info")).stem
     built_for = f"{tensorflow}-{sys.implementation.cache_tag}"
     stamp = target.folder / "horovod-stamp"
@@ -453,7 +453,7 @@ def prepare_horovod(target: Target, compiler: str) -> None:
 
 
 def build_horovod(target: Target, compiler: str, folder: Path) -> None:
-    """Builds Horovod's wheel and puts it into the folder, which another program may look into."""
+    """Builds Horovod's wheel and moves it into the folder, which other programs may read."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as making:
         options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", making]
@@ -464,23 +464,23 @@ def build_horovod(target: Target, compiler: str, folder: Path) -> None:
 
 
 def wheel_cache() -> Path:
-    """Where wheels are kept that take minutes to build: one folder for all checkouts of a user."""
+    """The folder of wheels that take minutes to build, shared by all checkouts of a user."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "tf_gradcomp" / "wheels"
 
 
 def digest_of(*facts: object) -> str:
-    """A short name for what something is made of."""
+    """A short digest of the inputs of a build."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def cmake_package() -> list[str]:
-    """Returns the packages that pip has to install for there to be a cmake."""
+    """Returns the packages that pip must install to provide cmake."""
     return [] if shutil.which("cmake") else ["cmake"]
 
 
 def horovod_variables(target: Target, folder: Path, compiler: str) -> dict[str, str]:
-    """The variables by which Horovod finds the headers that it includes."""
+    """The environment variables by which Horovod finds the headers that it includes."""
     command = "import tensorflow as tf; print(tf.sysconfig.get_include())"
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     printed = subprocess.run(
@@ -513,13 +513,13 @@ def make_environment(folder: Path) -> None:
 
 
 def packages_of(target: Target) -> list[str]:
-    """TensorFlow and what else it has; without GPU support, which is there for x86-64 only."""
+    """TensorFlow and its companions; on x86-64, the package without GPU support."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     return [f"{'tensorflow-cpu' if x86 else 'tensorflow'}=={target.tensorflow}", *target.packages]
 
 
 def build_environment(compiler: str) -> dict[str, str]:
-    """The variables by which setuptools finds the compiler, where it would not by itself."""
+    """The variables that name the compiler, if setuptools would not find it by itself."""
     variables = {**os.environ, "CXX": compiler}
     c_compiler = variables.get("CC") or sysconfig.get_config_var("CC") or "cc"
     if not shutil.which(shlex.split(c_compiler)[0]):
@@ -534,7 +534,7 @@ def pip(
     arguments: list[str],
     variables: dict[str, str] | None = None,
 ) -> None:
-    """Installs or builds a wheel; says what, and what pip said only if it fails.
+    """Installs or builds a wheel; prints pip's output only if it fails.
 
     uv installs in a tenth of pip's time. What it cannot install, as where pip alone is told of an
     index of packages, pip does.
@@ -559,7 +559,7 @@ def pip(
 
 
 def read_stamp(stamp: Path) -> dict:
-    """Returns the record of what the environment was made of."""
+    """Returns the record of the environment's inputs."""
     try:
         return json.loads(stamp.read_text())
     except (OSError, ValueError):
@@ -567,7 +567,7 @@ def read_stamp(stamp: Path) -> dict:
 
 
 def inputs_digest(target: Target) -> str:
-    """Changes with all that an environment and the op library are made of."""
+    """A digest of all inputs of an environment and of the op library."""
     digest = hashlib.sha256(f"{target.tensorflow} {target.tree}".encode())
     for name in BUILD_INPUTS:
         path = ROOT / name
@@ -580,7 +580,7 @@ def inputs_digest(target: Target) -> str:
 
 
 def copy_tree(tree: Path) -> None:
-    """Copies the source tree as it is now, and leaves the op library that was built in the copy."""
+    """Copies the current source tree, and keeps the op library that was built in the copy."""
     library = tree / LIBRARY
     built = library.read_bytes() if library.exists() else None
     shutil.rmtree(tree, ignore_errors=True)
@@ -590,7 +590,7 @@ def copy_tree(tree: Path) -> None:
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> int:
-    """Runs a command to its end, also where Ctrl-C has asked both it and this program to end."""
+    """Runs a command to its end, even if Ctrl-C has interrupted it and this program."""
     process = subprocess.Popen(command, cwd=folder, env=variables)
     while True:
         try:

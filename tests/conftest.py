@@ -1,10 +1,11 @@
-"""Sets up all tests: devices, seeds, which run beside each other; and reports on each folder.
+"""Sets up all tests: devices, seeds and the order of tests. Reports on each folder.
 
-TensorFlow is given four logical CPU devices, so that one process can hold several replicas. It can
-only be done before TensorFlow starts, hence here, whatever tests are run.
+TensorFlow gets four logical CPU devices, so that one process can hold several replicas. They must
+be set before TensorFlow starts, so this file sets them for every test run.
 
-With `-n 2` (pytest-xdist) two processes share the tests. Those of a file go to the same one if they
-share what is made once. While a test that is marked `alone` runs, no other does: it measures time.
+With `-n 2` (pytest-xdist), two processes share the tests. If the tests of a file share a module
+fixture or a cache, they all run in the same process. While a test with the mark `alone` runs, no
+other test runs, because it measures time.
 """
 
 import collections
@@ -16,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# It computes TensorFlow's own layers in another way, on some processors only, and rewrites each
-# function for that: a tenth of the time of programs as small as those of the tests.
+# oneDNN computes TensorFlow's layers in another way, on some processors only. It rewrites every
+# function, which takes a tenth of the time of programs as small as these tests.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras
@@ -32,7 +33,7 @@ tf.config.set_logical_device_configuration(
 )
 
 
-gc.freeze()  # else each collection would look through all of TensorFlow
+gc.freeze()  # otherwise each collection would scan all of TensorFlow
 gc.set_threshold(100_000)  # as in tests/preloaded.py
 
 
@@ -47,17 +48,17 @@ def file_of(nodeid):
 
 @functools.cache
 def makes_something_once(file):
-    """Tells whether tests of this file share something, which each process makes for itself."""
+    """Returns whether the tests of a file share objects that each process creates once."""
     text = (REPOSITORY / file).read_text()
     return 'scope="module"' in text or "@functools.cache" in text
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Sorts the tests: files with quick ones come first.
+    """Sorts the tests: files with quick tests come first.
 
-    Of these, and of the others, files that stay together come first, so that no process ends long
-    before the other.
+    Within both groups, files whose tests stay together come first, so that both processes end at
+    about the same time.
     """
     quick = {file_of(item.nodeid) for item in items if item.get_closest_marker("quick")}
 
@@ -77,20 +78,20 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return file_of(nodeid) if makes_something_once(file_of(nodeid)) else nodeid
 
-    config.option.loadscopereorder = False  # the order is that from above
+    config.option.loadscopereorder = False  # keep the order from above
     return ByFileOrTest(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Runs a test beside those of other processes, or alone."""
+    """Runs a test beside the tests of other processes, or alone."""
     alone = item.get_closest_marker("alone")
     with TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         try:
             return (yield)
         finally:
-            fcntl.flock(turns, fcntl.LOCK_UN)  # also where a process that was forked has the file
+            fcntl.flock(turns, fcntl.LOCK_UN)  # even if a forked process still has the file open
 
 
 def folder_of(nodeid):
@@ -130,16 +131,16 @@ class Progress:
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # in the process that pytest-xdist has report
+    if not hasattr(config, "workerinput"):  # in the process that reports for pytest-xdist
         config.pluginmanager.register(Progress(config))
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Lists what each folder took, summed over its tests and the fixtures they needed."""
+    """Lists the seconds of each folder, summed over its tests and their fixtures."""
     seconds, tests = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if type(report) is pytest.TestReport:  # none of a subtest, whose time is in the test's
+            if type(report) is pytest.TestReport:  # not a subtest, whose time is part of its test's
                 folder = folder_of(report.nodeid)
                 seconds[folder] += report.duration
                 tests[folder] += report.when == "call"

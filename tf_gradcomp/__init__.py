@@ -97,6 +97,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if {"keras", "tf_keras"} & sys.modules.keys():  # then load_model knows what was saved
+if {"keras", "tf_keras"} & sys.modules.keys():  # so that load_model finds the saved classes
     __getattr__("CompressedOptimizer")
     __getattr__("Autoencoder")

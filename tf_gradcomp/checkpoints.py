@@ -1,4 +1,4 @@
-"""Where each worker of a job writes its checkpoints."""
+"""Paths of the checkpoints of each worker in a job."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tf_gradcomp.chief import Worker, this_worker
 def worker_path(
     path: str | os.PathLike[str], strategy: tf.distribute.Strategy | None = None
 ) -> str:
-    """Returns a path of this worker's own, for programs that want a file of each worker.
+    """Returns this worker's own path, for programs that write one file per worker.
 
-    Nobody needs it to save: all workers may save to one path. The chief (task `chief`, or worker 0
-    where there is none) keeps `path`; worker 3 has `<folder>/worker-3/<name>`. The folder is
-    created.
+    Saving does not need this function, because all workers may save to one path. The chief (task
+    `chief`, or worker 0 if there is none) keeps `path`; worker 3 has `<folder>/worker-3/<name>`.
+    The folder is created.
 
     ```python
     keras.callbacks.ModelCheckpoint(gc.worker_path("checkpoints/{epoch}.keras"))
     ```
 
     Args:
-        path: A file or folder, as one worker alone would name it, or a URL such as
+        path: A file or folder, as in a program for one worker, or a URL such as
             `gs://bucket/model.keras`.
-        strategy: Whose cluster this process is in; by default the current strategy tells, if its
-            cluster resolver knows a cluster, and otherwise TF_CONFIG. Where the cluster is not in
-            TF_CONFIG, give it, or call this in the strategy's scope.
+        strategy: The strategy whose cluster this process belongs to. By default, it is the current
+            strategy if its cluster resolver knows a cluster, and otherwise TF_CONFIG. If the
+            cluster is not in TF_CONFIG, pass the strategy, or call this function in its scope.
 
     Returns:
-        This worker's path; `path` itself for the chief, and where there is one worker.
+        This worker's path; `path` itself for the chief, and if there is only one worker.
     """
     own = path_of(this_worker(strategy), path)
     folder = os.path.dirname(own)
     if folder:
-        tf.io.gfile.makedirs(folder)  # also where it is a URL
+        tf.io.gfile.makedirs(folder)  # even if it is a URL
     return own
 
 

@@ -1,4 +1,4 @@
-"""Tells this process' rank in its job, and whether it is the chief."""
+"""Determines this process' rank in its job, and whether it is the chief."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class Worker(NamedTuple):
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Tells whether this process is the one of its job that prints and writes for all.
+    """Returns whether this process is the chief, which prints and writes for all workers.
 
-    That is the task `chief`, or worker 0 where there is no `chief`; under Horovod, rank 0. Each
-    worker has its own task index, but a `chief` and the first worker have the same one, 0: do not
-    ask `task_id`.
+    The chief is the task `chief`, or worker 0 if there is no `chief`; under Horovod, it is rank 0.
+    Do not test `task_id` instead, because a `chief` and the first worker both have task index 0.
 
     ```python
     if gc.is_chief(strategy):
@@ -30,9 +29,9 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     ```
 
     Args:
-        strategy: Whose cluster this process is in; by default the current strategy tells, if its
-            cluster resolver knows a cluster, and otherwise TF_CONFIG, and otherwise Horovod, if the
-            program has initialized it.
+        strategy: The strategy whose cluster this process belongs to. By default, it is the current
+            strategy if its cluster resolver knows a cluster; otherwise TF_CONFIG; otherwise
+            Horovod, if the program has initialized it.
 
     Returns:
         True for the chief, and outside any cluster; False for all other workers, parameter
@@ -46,7 +45,7 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 
 def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None:
-    """Returns this process' rank, as `is_chief` sees it; None outside a job of several."""
+    """Returns this process' rank, consistent with `is_chief`; None outside a job of several."""
     task = _task_of(strategy)
     if task is not None:
         return Worker(f"{task.task_type}-{task.task_index}", task.is_chief)

@@ -1,4 +1,4 @@
-"""Horovod in this process: imported when it is asked for, or already in use by the program."""
+"""Horovod in this process: imported on request, or already in use by the program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_OWN_SIZE = "HOROVOD_SIZE"  # of Horovod's launcher, which starts nothing else
+_OWN_SIZE = "HOROVOD_SIZE"  # set by Horovod's launcher, which starts nothing else
 _LAUNCHERS_SIZES = (_OWN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _ELASTIC = "HOROVOD_ELASTIC"
 HOW_TO_BUILD = (
@@ -25,7 +25,7 @@ def load() -> Any:
     """
     try:
         import horovod.tensorflow as hvd
-    except Exception as error:  # of a library that does not fit, it may be any
+    except Exception as error:  # an unsuitable library may raise any error
         raise ImportError(HOW_TO_BUILD % error) from error
     return hvd
 
@@ -47,8 +47,8 @@ def in_use() -> Any | None:
 def size() -> tuple[str, int]:
     """Returns the number of Horovod's processes and its source; 1 without Horovod.
 
-    Horovod is asked only where the program has imported it, and the environment of MPI only then:
-    `mpirun` starts programs of other kinds as well.
+    This queries Horovod, and MPI's environment, only if the program has imported Horovod, because
+    `mpirun` also starts programs of other kinds.
     """
     hvd = in_use()
     if hvd is not None:
@@ -73,7 +73,7 @@ def _launchers_size(names: Sequence[str]) -> tuple[str, int]:
 
 
 def is_elastic() -> bool:
-    """Tells whether Horovod's launcher may add and remove processes while the job runs."""
+    """Returns whether Horovod's launcher may add and remove processes while the job runs."""
     return os.environ.get(_ELASTIC, "0") not in ("", "0")
 
 

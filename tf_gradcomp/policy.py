@@ -1,4 +1,4 @@
-"""The layer kind of each variable, by which compressors choose their settings."""
+"""The layer kind of each variable, from which compressors choose their settings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class GradientSpec:
         shape: Its shape, fully known.
         dtype: The gradient's dtype: `"float32"`, `"float16"` or `"bfloat16"`.
         kind: The layer kind, one of `LAYER_KINDS`.
-        positions: At how many places of its output the layer uses each entry, per sample: the
-            pixels of a convolution's output. None if it is not known.
-        first: Whether it is of the model's first convolution, as far as that is known.
-        end: `"first"` or `"last"` if it is the kernel of the model's first layer that has one, or
-            of the last; None if it is neither, or that is not known.
+        positions: The number of output positions in which the layer uses each entry, per sample:
+            the pixels of a convolution's output. None if unknown.
+        first: Whether it belongs to the model's first convolution, as far as known.
+        end: `"first"` or `"last"` if it is the kernel of the model's first or last layer with a
+            kernel; None if it is neither, or if this is unknown.
     """
 
     path: str
@@ -52,7 +52,7 @@ class GradientSpec:
 
 
 class LayerPolicy:
-    """Tells the layer kind of each variable.
+    """Determines the layer kind of each variable.
 
     Without a model, the kind follows from the variable's shape and its path (without the model's
     name in front), by the first rule that fits. In a layer's name, whole words count, capitals or
@@ -70,14 +70,14 @@ class LayerPolicy:
     Args:
         kinds: Layer kinds by variable path, with precedence over the rules.
         positions: By variable path, the number of places in the layer's output, per sample, where
-            the layer uses each entry. Some methods compress more where there are fewer places.
+            the layer uses each entry. Some methods compress more if there are fewer positions.
         first: Path of the kernel of the first convolution, which some methods leave dense.
-        ends: Paths of the kernels of the first and of the last layer that has one; some methods
-            leave these dense. None where it is not known.
+        ends: Paths of the kernels of the first and last layers that have one; some methods leave
+            these dense. None if unknown.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
-            the table. Those of larger tables are sent as slices (by `Cast` in 16 bits), or as the
-            whole table where that is fewer bytes.
+            the table. Slices of larger tables are sent as slices (by `Cast` in 16 bits), or as the
+            whole table if that takes fewer bytes.
 
     Raises:
         ValueError: If a kind is not one of `LAYER_KINDS`, or `ends` are not two.
@@ -109,7 +109,7 @@ class LayerPolicy:
         return self.kinds.get(path) or kind_by_rule(path, tuple(shape))
 
     def spec(self, path: str, shape: Iterable[int], dtype: str) -> GradientSpec:
-        """Returns the facts that compressors get about the gradient of the variable at `path`."""
+        """Returns the facts for compressors about the gradient of the variable at `path`."""
         shape = tuple(shape)
         return GradientSpec(
             path,
@@ -124,8 +124,8 @@ class LayerPolicy:
     def for_paths(self, paths: Sequence[str]) -> LayerPolicy:
         """Returns this policy for the variables at `paths`, if the model's name is another.
 
-        A `Sequential` model that is loaded from a file, for one, has none in its paths. If the
-        policy has none of the paths, both are compared without the model's name.
+        For example, the paths of a `Sequential` model that is loaded from a file lack the model's
+        name. If the policy has none of the paths, both are compared without the model's name.
         """
         known = self._paths()
         if known & {*paths}:
@@ -152,7 +152,7 @@ class LayerPolicy:
         return self
 
     def _paths(self) -> set[str]:
-        """Returns the variables that it says something of."""
+        """Returns the paths of the variables that the policy describes."""
         single = (self.first, self.first_kernel, self.last_kernel)
         return {*self.kinds, *self.positions, *filter(None, single)}
 
@@ -179,7 +179,7 @@ def _layers(path: str) -> str:
 
 
 def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, str]:
-    """The paths by what is left of them, where that is something, and one path's alone."""
+    """The paths by their shortened forms, if these are unique and not empty."""
     found: dict[str, list[str]] = {}
     for path in paths:
         found.setdefault(shorten(path), []).append(path)
@@ -187,7 +187,7 @@ def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, st
 
 
 def checked_policy(policy: LayerPolicy | None) -> LayerPolicy:
-    """Returns a policy that was given, or the documented rules."""
+    """Returns the given policy, or the documented rules."""
     if policy is not None and not isinstance(policy, LayerPolicy):
         raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
     return policy or LayerPolicy()

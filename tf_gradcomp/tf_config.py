@@ -1,8 +1,8 @@
-"""TF_CONFIG: who the workers of a job are, and which of them this process is.
+"""TF_CONFIG: the workers of a job, and this process's place among them.
 
-TensorFlow reads the same environment variable, but takes a broken one as "no cluster" or fails
-deep inside with an index error. Here each mistake has one sentence. Imports nothing but the
-standard library, so that the launcher can use it without waiting for TensorFlow.
+TensorFlow reads the same environment variable, but treats a broken value as "no cluster" or fails
+internally with an index error. This module reports each mistake in one sentence. It imports only
+the standard library, so that the launcher can use it without loading TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TFConfig:
 
     Attributes:
         cluster: The addresses (`host:port`) of each task type.
-        task_type: What this process is: `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
-        task_index: Which one of its type this process is.
+        task_type: The task type of this process: `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
+        task_index: The index of this process among the tasks of its type.
     """
 
     cluster: Mapping[str, tuple[str, ...]]
@@ -35,12 +35,12 @@ class TFConfig:
 
     @property
     def worker_addresses(self) -> tuple[str, ...]:
-        """The addresses of all that train: the chief, where there is one, then the workers."""
+        """The addresses of all training processes: the chief, if there is one, then the workers."""
         return (*self.cluster.get("chief", ()), *self.cluster.get("worker", ()))
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that train."""
+        """The number of training processes."""
         return len(self.worker_addresses)
 
     @property
@@ -54,7 +54,7 @@ class TFConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Tells whether this process is the one that saves and logs for all: the one of rank 0."""
+        """Returns whether this process saves and logs for all processes: the process of rank 0."""
         return self.rank == 0
 
 
@@ -150,7 +150,7 @@ def _check_task(config: dict[str, Any], cluster: Mapping[str, tuple[str, ...]]) 
     task_type = task["type"]
     _check_task_type(task_type, "task")
     index = _check_index(task["index"])
-    # An evaluator is no part of the cluster it evaluates for.
+    # An evaluator is not part of the cluster that it evaluates.
     size = len(cluster.get(task_type, ())) or (1 if task_type == "evaluator" else 0)
     if size == 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Puts files in place when they are complete, so that a kill or a full disk leaves the old ones."""
+"""Moves complete files into place, so that a kill or a full disk leaves the old files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def folder_beside(path: str) -> Iterator[str]:
-    """Gives a new folder on the disk of `path`, and removes it at the end of the context."""
+    """Yields a new folder on the disk of `path`, and removes it at the end of the context."""
     shutil.rmtree(_beside(path), ignore_errors=True)
     folder = _free_name(_beside(path))
     os.makedirs(folder)
@@ -53,10 +53,10 @@ def folder_beside(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def replacing_path(path: str) -> Iterator[str]:
-    """Gives a path to write a file or folder to, which takes the place of `path` at the end.
+    """Yields a path for a new file or folder, which replaces `path` at the end of the context.
 
     Files that only the old folder has are kept. After an error, the old folder stays, and the new
-    one is beside it.
+    folder is beside it.
     """
     path = os.path.realpath(path)
     with folder_beside(path) as beside:
@@ -81,7 +81,7 @@ def replacing_path(path: str) -> Iterator[str]:
 
 
 def move(files: Mapping[str, str]) -> None:
-    """Moves complete files to their places, one after another in their order."""
+    """Moves complete files to their paths, one after another in order."""
     for source, to in files.items():
         _sync(source)
         os.replace(source, to)
@@ -89,7 +89,7 @@ def move(files: Mapping[str, str]) -> None:
 
 
 def _replace(new: str, path: str) -> None:
-    """Moves a new file or folder to a path, with the permissions of what was there."""
+    """Moves a new file or folder to a path, with the permissions of the old one."""
     if os.path.exists(path):
         shutil.copymode(path, new)
     os.replace(new, path)
@@ -118,7 +118,7 @@ def _keeping_on_error(path: str, to: str, note: str) -> Iterator[None]:
 
 
 def _exchange(new: str, path: str) -> None:
-    """Exchanges two folders, by renaming where the system cannot do it at once, as on NFS."""
+    """Swaps two folders; renames them one by one if the system cannot swap, as on NFS."""
     at_once = getattr(ctypes.CDLL(None), "renameat2", None)
     if at_once and at_once(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE) == 0:
         return
@@ -133,7 +133,7 @@ def _exchange(new: str, path: str) -> None:
 
 
 def _add_missing(source: str, to: str) -> list[str]:
-    """Links what only a source has to another folder; returns names of what it had to copy."""
+    """Links files that only a source has to another folder; returns the names of copied files."""
     copied = []
     for entry in os.scandir(source):
         target = os.path.join(to, entry.name)

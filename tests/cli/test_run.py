@@ -550,10 +550,10 @@ def test_gpus_are_left_alone_unless_asked_for(program):
 def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
     path = program(PRINTS_GPUS)
     for env, says in (
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "3 here: CUDA_VISIBLE_DEVICES is '0,1,2'"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "0 here: CUDA_VISIBLE_DEVICES is ''"),
-        (machine_with(tmp_path, "GPU 0: H200"), "1 here: nvidia-smi lists them"),
-        (machine_with(tmp_path, "No devices", 6), "0 here: nvidia-smi says 'No devices'"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "has 3: CUDA_VISIBLE_DEVICES is '0,1,2'"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "has 0: CUDA_VISIBLE_DEVICES is ''"),
+        (machine_with(tmp_path, "GPU 0: H200"), "has 1: nvidia-smi lists them"),
+        (machine_with(tmp_path, "No devices", 6), "has 0: nvidia-smi says 'No devices'"),
         ({"PATH": "", "CUDA_VISIBLE_DEVICES": None}, "which lists them, cannot be started "),
     ):
         done = run_with_gpus(2, 2, path, env)

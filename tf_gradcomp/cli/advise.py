@@ -1,4 +1,4 @@
-"""`gradcomp advise`: says beforehand whether compression pays for a program."""
+"""`gradcomp advise`: predicts whether compression pays for a program."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def advise(
     """Run the first steps of PROGRAM, and predict its steps with several compressors.
 
     The program trains with gc.CompressedOptimizer. Its first steps are taken uncompressed; then all
-    workers end, and what was found is printed: a table, and what to use or that it will not pay.
+    workers end, and the command prints a table and a recommendation.
 
-    To measure a cluster's network, start it on the cluster's machines, one for each worker.
+    To measure a cluster's network, start the command on the cluster's machines, once for each
+    worker.
 
     \b
     Examples:
@@ -116,7 +117,7 @@ def advise(
 
 
 def _of_tf_config() -> Rank:
-    """The worker that TF_CONFIG says this process is."""
+    """The worker that this process is, by TF_CONFIG."""
     try:
         config = read_tf_config()
     except ValueError as error:

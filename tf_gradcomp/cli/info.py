@@ -1,4 +1,4 @@
-"""`gradcomp info`: what is installed here, and whether it fits together."""
+"""`gradcomp info`: shows the installed versions, and checks that they work together."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class _Report:
 @click.command(short_help="Show the installed versions, and check that they work together.")
 @json_option
 def info(as_json: bool) -> None:
-    """Show versions, the op library, this machine, and whether they fit together.
+    """Show versions, the op library and this machine, and check that they work together.
 
-    Ends with exit code 1 if something is wrong, and says how to put it right.
+    Ends with exit code 1 if something is wrong, and says how to fix it.
     """
     _quiet_tensorflow()
     report = _Report()
@@ -55,7 +55,7 @@ def info(as_json: bool) -> None:
 
 
 def _quiet_tensorflow() -> None:
-    # Its log would stand around the table. The note on oneDNN ignores the log level.
+    # TensorFlow's log would clutter the table. Its note on oneDNN ignores the log level.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
@@ -95,7 +95,7 @@ def _add_tensorflow(report: _Report) -> None:
 
 
 def is_supported(version: str) -> bool:
-    """Tells whether tf_gradcomp supports this version of TensorFlow."""
+    """Returns whether tf_gradcomp supports this version of TensorFlow."""
     major, minor = (int(part) for part in version.split(".")[:2])
     found = (major, minor)
     return found == WITH_KERAS_2 or OLDEST_TENSORFLOW <= found <= NEWEST_TENSORFLOW
@@ -108,7 +108,7 @@ def _supported() -> str:
 
 
 def _add_library(report: _Report) -> None:
-    # Imports TensorFlow, which `gradcomp run` and `--help` shall not wait for.
+    # Imports TensorFlow, so it is here: `gradcomp run` and `--help` must start fast.
     from tf_gradcomp.ops.library import library_info
 
     library = library_info()
@@ -121,7 +121,7 @@ def _add_library(report: _Report) -> None:
 
 
 def _add_horovod(report: _Report) -> None:
-    # Optional, and so no problem where it is not there.
+    # Horovod is optional, so its absence is not a problem.
     if importlib.util.find_spec("horovod") is None:
         report.add("Horovod", "not installed")
         return
@@ -145,7 +145,7 @@ def _add_gpus(report: _Report, gpus: list[str]) -> None:
 
 
 def _describe_gpu(ordinal: int) -> str:
-    # No problem: everything works on the host as well.
+    # This is not a problem, because everything also works on the host.
     from tf_gradcomp.ops import gpu
     from tf_gradcomp.ops.library import LibraryError
 
@@ -165,7 +165,7 @@ def _describe_gpu(ordinal: int) -> str:
 def _methods_on_gpus() -> list[str]:
     from tf_gradcomp import compressors
 
-    # What they do on a GPU is TensorFlow's, or done by the method within.
+    # On a GPU, they run TensorFlow's ops or another method.
     without = (compressors.NoCompression, compressors.Cast, compressors.LGreCo)
     methods = [compressors.get(name) for name in compressors.names()]
     ours = [method for method in methods if not isinstance(method, without)]
@@ -191,10 +191,10 @@ def _describe(config: TFConfig) -> str:
 def _show(report: _Report) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
-    # Folded, never cut off: paths are there to be copied.
+    # Folded, never cut off, so that users can copy paths.
     table.add_column(overflow="fold")
     for name, value in report.rows:
-        # As plain text: a path may look like rich's markup.
+        # As plain text, because a path may look like rich's markup.
         table.add_row(name, Text(value))
     Console().print(table)
     for problem in report.problems:

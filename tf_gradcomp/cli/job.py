@@ -36,9 +36,9 @@ def run_job(
 ) -> JobResult:
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
-    `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place that the job's
-    only worker has in a larger job. `verbose` shows what `Quiet` would leave out. `LocalJob`
-    explains the other arguments.
+    `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place of the job's only
+    worker in a larger job. `verbose` shows the lines that `Quiet` would omit. `LocalJob` explains
+    the other arguments.
     """
     of_all = part.size if part else workers
     env = {**env, **_malloc_settings(env, tell=verbose)}
@@ -96,7 +96,7 @@ def run_rank(
     all_to_stderr: bool = False,
     verbose: bool = False,
 ) -> JobResult:
-    """Runs one worker of a scheduler's job: the one at this process' place."""
+    """Runs this process' worker of a scheduler's job."""
     with ExitStack() as stack:
         try:
             addresses = stack.enter_context(addresses_of_all(place))

@@ -28,7 +28,7 @@ class _Method:
 def methods(as_json: bool) -> None:
     """List the compressors, and when to use each.
 
-    The name, or the name with settings such as "top_k(density=0.02)", is what compressor= takes.
+    compressor= takes a name, or a name with settings such as "top_k(density=0.02)".
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -43,14 +43,14 @@ def methods(as_json: bool) -> None:
 
 
 def _methods() -> list[_Method]:
-    # Imports TensorFlow, which `gradcomp run` and `--help` shall not wait for.
+    # Imports TensorFlow, so it is here: `gradcomp run` and `--help` must start fast.
     from tf_gradcomp.compressors import registry
 
     return [_described(name, registry.class_named(name)) for name in registry.names()]
 
 
 def _described(name: str, method: type[Any]) -> _Method:
-    """Its docstring's first paragraph, and the one that says when to use it."""
+    """The first paragraph of a docstring, and the first sentence on when to use the method."""
     text = re.sub(r"[`*]", "", inspect.getdoc(method) or "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     use = next((one for one in paragraphs if one.startswith("Use it")), "")

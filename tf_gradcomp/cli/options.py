@@ -12,7 +12,7 @@ import click
 
 
 class Threads(click.ParamType):
-    """A number of threads, or `auto`: this machine's cores shared out among the workers."""
+    """A number of threads, or `auto`: this machine's cores divided among the workers."""
 
     name = "auto|N"
 
@@ -41,7 +41,7 @@ class Seconds(click.FloatRange):
 
 
 class Workers(click.IntRange):
-    """A number of workers; it knows what users of `mpirun -np` write."""
+    """A number of workers; explains `-np`, which users of `mpirun` write."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
@@ -56,7 +56,7 @@ json_option = click.option(
 
 
 def print_json(result: Any) -> None:
-    """Prints a result that a program can read."""
+    """Prints a machine-readable result."""
     click.echo(json.dumps(result, indent=1))
 
 
@@ -83,7 +83,7 @@ def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
     """Makes the folder into which a command will write `files`, and returns it.
 
-    Files of an earlier run are removed if they may be overwritten, so that all files are of one
+    Files of an earlier run are removed if they may be overwritten, so that all files belong to one
     run.
     """
     found = [name for name in dict.fromkeys(files) if (folder / name).exists()]
@@ -104,7 +104,7 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
 
 
 def check_plots(way_out: str) -> None:
-    """Refuses to begin what would end in a plot if matplotlib cannot draw one."""
+    """Refuses at the start to draw a plot later if matplotlib cannot be imported."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

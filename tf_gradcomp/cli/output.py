@@ -22,31 +22,31 @@ from tf_gradcomp.cli.quiet import Quiet
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _REDRAWS_PER_SECOND = 10
-_NARROWEST = 40  # columns for what a worker prints
+_NARROWEST = 40  # columns for a worker's output
 _STDOUT, _STDERR = 1, 2
 
 
 def leave_terminal() -> None:
     """Discards all further output, because the terminal was closed."""
-    _leave(lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode))  # that is closed is no longer one
+    _leave(lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode))  # a closed terminal is no longer one
 
 
 def discard_unread_output() -> None:
-    """Discards output that would wait for a reader; so a write that waits already ends."""
+    """Discards output that would wait for a reader, which also ends a write that already waits."""
     _leave(lambda fd: not select.select([], [fd], [], 0)[1])
 
 
 def _leave(left: Callable[[int], bool]) -> None:
     with open(os.devnull, "w") as nowhere:
         for stream, fd in ((sys.stdout, _STDOUT), (sys.stderr, _STDERR)):
-            # Where it was closed, its number is another file's.
+            # If the stream was closed, its number may belong to another file.
             if stream is not None and left(fd):
                 os.dup2(nowhere.fileno(), fd)
 
 
 @contextmanager
 def _unless_closed() -> Iterator[None]:
-    """Ignores that a terminal is closed; SIGHUP tells that as well."""
+    """Ignores a closed terminal, which SIGHUP also reports."""
     try:
         yield
     except OSError as error:
@@ -56,19 +56,19 @@ def _unless_closed() -> Iterator[None]:
 
 
 def echo(text: str, err: bool) -> None:
-    """Prints what a worker wrote, in any characters, to stdout or stderr."""
+    """Prints a worker's output, in any characters, to stdout or stderr."""
     stream = sys.stderr if err else sys.stdout
-    if stream is not None:  # it is closed otherwise
+    if stream is not None:  # otherwise it is closed
         click.echo(_encodable(text, stream.encoding), err=err)
 
 
 def _encodable(text: str, encoding: str) -> str:
-    """The text, with question marks for what the encoding has no code for."""
+    """The text, with question marks for characters that the encoding lacks."""
     return text.encode(encoding, "replace").decode(encoding)
 
 
 def columns_beside_names(workers: int) -> int:
-    """Returns how wide a table of a worker may be, to fit the terminal behind the worker's name."""
+    """Returns the width of a worker's tables that fits the terminal, after the worker's name."""
     return max(_NARROWEST, shutil.get_terminal_size().columns - len(_prefixes(workers)[0]))
 
 
@@ -80,9 +80,9 @@ def _prefixes(workers: int) -> list[str]:
 class WorkerOutput:
     """Prints each worker's lines after its name.
 
-    On a terminal the progress bars stay at the bottom, one line for each worker that draws one;
+    On a terminal, the progress bars stay at the bottom, one line for each worker with a bar;
     elsewhere, or without `bars`, only the last state of each bar is printed. With `all_to_stderr`,
-    stdout is left to something else.
+    stdout stays free for other output.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WorkerOutput:
         self._quiet = Quiet(workers) if quiet else None
         self._bars: dict[tuple[int, str], Text] = {}
         self._drawn = 0.0
-        # Its own refreshing would need a thread; here whoever prints redraws.
+        # rich's own refreshing would need a thread; here, each print redraws.
         self._live = Live(console=Console(stderr=all_to_stderr), auto_refresh=False, transient=True)
         self._terminal = bars and self._live.console.is_terminal
 
@@ -120,7 +120,7 @@ class WorkerOutput:
             self._live.stop()
 
     def line(self, worker: int, stream: str, text: str) -> None:
-        """Prints a line of a worker's output, to the stream it was written to."""
+        """Prints a line of a worker's output, to the same stream as the worker."""
         if self._hides(worker):
             return
         if self._quiet and stream == "stderr" and not self._quiet.shows(worker, text):
@@ -129,12 +129,12 @@ class WorkerOutput:
             self._print(worker, stream, text)
 
     def stopping(self) -> None:
-        """Notes that the user stops the job."""
+        """Records that the user stops the job."""
         if self._quiet:
             self._quiet.stopped = True
 
     def show_held_back(self, *, all_ended: bool = False) -> None:
-        """Prints what was held back for a while, where it says anything new."""
+        """Prints lines that were held back, if they say anything new."""
         for worker, text in self._quiet.due(all_ended=all_ended) if self._quiet else ():
             with _unless_closed():
                 if worker is None:

@@ -1,4 +1,4 @@
-"""Colours and labels of plots, which readers with any colour vision can tell apart."""
+"""Colours and labels of plots that readers with any colour vision can distinguish."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Label: TypeAlias = tuple[float, str, str]
 
 
 def label_ends(axis: Any, ends: Sequence[Label]) -> None:
-    """Writes labels on the right of a plot, each at the height of its line, none over another.
+    """Writes labels on the right of a plot, each at the height of its line, without overlaps.
 
     Args:
         axis: The plot, whose limits are final.
@@ -36,13 +36,13 @@ def label_ends(axis: Any, ends: Sequence[Label]) -> None:
 
 
 def label_starts(axis: Any, starts: Sequence[Label]) -> None:
-    """Writes labels within a plot, on the left, where there have to be no lines."""
+    """Writes labels within a plot, on the left, where no lines may be."""
     for y, text, colour in _apart(axis, starts, 1):
         axis.annotate(text, (0.01, y), color=colour, va="center", **_TEXT)
 
 
 def label_places(axis: Any, places: Sequence[Label]) -> None:
-    """Writes upright labels along the lower edge of a plot, each at its x, none over another."""
+    """Writes upright labels along the lower edge of a plot, each at its x, without overlaps."""
     for x, text, colour in _apart(axis, places, 0):
         axis.annotate(text, (x, 0.02), color=colour, ha="center", va="bottom", rotation=90, **_TEXT)
 
@@ -57,7 +57,7 @@ _TEXT = {
 
 def _apart(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
     """Returns the labels with places as shares of the axis `side`, as far apart as text needs."""
-    axis.get_figure().canvas.draw()  # so that a layout knows its places
+    axis.get_figure().canvas.draw()  # so that a layout has positions
     to_share = axis.transData + axis.transAxes.inverted()
     corner = [axis.get_xlim()[0], axis.get_ylim()[0]]
 
@@ -76,7 +76,7 @@ def _apart(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
 def spread(places: list[float], gap: float) -> list[float]:
     """Moves ascending places between 0 and 1 apart to a gap, as little as possible."""
     offsets = gap * np.arange(len(places))
-    free = np.array(places) - offsets  # places without gaps only have to ascend
+    free = np.array(places) - offsets  # places without gaps only need to ascend
     blocks: list[list[float]] = []
     for place in free:  # merges neighbours that do not ascend into their mean
         blocks.append([place, 1])

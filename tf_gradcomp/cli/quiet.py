@@ -1,4 +1,4 @@
-"""Leaves out of the workers' stderr what tells a user nothing, and what a worker said before."""
+"""Omits lines of the workers' stderr that are useless or repeated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from tf_gradcomp.launch.result import LOG, TRACEBACK, same_but_for_numbers
 
-LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 is everything, 1 leaves information out
-# TensorFlow's own information, and what it calls warnings and errors when all is well. Lines that
-# it writes before it has read its level come at any level.
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows everything, 1 hides information
+# TensorFlow's information, and its harmless warnings and errors. Lines from before it has read the
+# level come at any level.
 _NOISE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     r"|I\d{4} \S+ +\d+ \S+\.(cc|h):\d+\] "
@@ -31,13 +31,13 @@ _MOST_LINES = 1000
 
 
 def wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether to leave lines out: not if the user asks for all of TensorFlow's."""
+    """Returns whether to omit lines: not if the user asks for all of TensorFlow's lines."""
     return not verbose and env.get(LEVEL) != "0"
 
 
 @dataclass
 class _Block:
-    """A traceback of one worker, and what it wrote after it."""
+    """A traceback of one worker, and the following lines."""
 
     worker: int
     lines: list[str]
@@ -53,8 +53,8 @@ class Quiet:
     """Decides which lines of the workers' stderr are shown.
 
     The first traceback is shown as it comes. Tracebacks of other workers are held back until they
-    end, and shown unless they say the same. Once the user has stopped the job, all are held back,
-    and tracebacks of the interruption itself are never shown.
+    end, and shown unless they repeat the first traceback. Once the user has stopped the job, all
+    tracebacks are held back, and tracebacks of the interruption itself are never shown.
     """
 
     def __init__(self, workers: int) -> None:
@@ -103,7 +103,7 @@ class Quiet:
                 same.append(block.worker)
             yield from ((block.worker, line) for line in rest or ())
         every = len(same) + 1 == self._workers
-        # How the job has ended is said next, with an error that ended all workers.
+        # The job's end is printed next, with an error that ended all workers.
         if same and self._first and not (every and all_ended):
             names = f"worker{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}"
             whom = "all workers" if every else f"{names} as on worker {self._first.worker}"

@@ -22,17 +22,18 @@ def run_restarting(
 ) -> tuple[JobResult, int]:
     """Runs a job, and runs it again when a worker has died.
 
-    A job that has saved nothing in two runs, one after the other, would die for ever.
+    A job that has saved nothing in two runs in a row would die forever.
 
     Args:
-        run: Runs the job once, for so many seconds at most, with some more environment.
-        most: How many times it is run again at most.
+        run: Runs the job once, for at most a number of seconds, with additional environment
+            variables.
+        most: The maximum number of restarts.
         timeout: The number of seconds that all runs together may take.
         shown_tails: As for `report_end`.
 
     Returns:
-        The end to report: that of the last run, or of the first of two that saved nothing. And how
-        many times the job was run again.
+        The end to report: the end of the last run, or of the first of two runs that saved nothing.
+        And the number of restarts.
     """
     if most == 0:
         return run(timeout, {}), 0

@@ -1,4 +1,4 @@
-"""`gradcomp run`: trains on several worker processes, here or as `srun` or `mpirun` say."""
+"""`gradcomp run`: trains on several worker processes, also under `srun` or `mpirun`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
 
 
 @click.command(
-    # What follows the program is the program's own, whatever it looks like.
+    # All arguments after the program belong to the program.
     context_settings={"allow_interspersed_args": False},
     short_help="Start the worker processes of a training program.",
 )
@@ -127,12 +127,12 @@ def run(
 ) -> None:
     """Start the worker processes of the Python program PROGRAM.
 
-    Each worker runs `python PROGRAM ARGS` and finds in TF_CONFIG who the workers are and which of
-    them it is. When one fails, the others are ended, and the exit code is of the worker that
-    failed first.
+    Each worker runs `python PROGRAM ARGS` and finds in TF_CONFIG the addresses of all workers and
+    its own index. When a worker fails, the other workers are ended, and the exit code is the first
+    failed worker's exit code.
 
-    On several machines, srun or mpirun starts one gradcomp for each worker, and tells it which
-    worker that is and where the others are.
+    On several machines, srun or mpirun starts one gradcomp for each worker, and tells it the
+    worker's index and the other workers' addresses.
 
     With --horovod, the workers are ranks of Horovod, and find each other by `hvd.init()`.
 
@@ -186,7 +186,7 @@ def run(
 def check_scheduled(
     place: Rank | None, workers: int | None, horovod: bool = False, gpus: bool = False
 ) -> None:
-    """Refuses what is for one machine where a scheduler has started this process."""
+    """Refuses options for one machine if a scheduler has started this process."""
     if place is None:
         return
     started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
@@ -290,5 +290,5 @@ def thread_settings(
         if place is not None:
             threads = min(threads, (os.cpu_count() or 1) // place.here)
         threads = max(1, threads)
-    # Not TF_NUM_INTEROP_THREADS: a collective that waits for the others occupies such a thread.
+    # Not TF_NUM_INTEROP_THREADS: a collective that waits for other workers occupies such a thread.
     return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}

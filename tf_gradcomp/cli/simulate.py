@@ -39,7 +39,7 @@ OUTER = {
 
 
 class _Steps(click.IntRange):
-    """A number of local steps, which only a network can choose by itself."""
+    """A number of local steps; refuses "auto", which needs a network."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
@@ -167,12 +167,12 @@ def simulate(
 ) -> None:
     """Train with many learners in one process, and compare compressors.
 
-    FILE.py is imported, so what it trains by itself has to be under if __name__ == "__main__".
-    FUNCTION in it, by default simulation_task, takes batch_size and seed and returns a
-    gc.simulation.Task: a model, its batches, and data to validate on. The model is trained again
-    for each compressor and number of learners. A table, a JSON file and a plot then show what it
-    reached, what a learner would send, and how alike the learners are. Another plot shows the
-    settings that L-GreCo has planned for each layer.
+    FILE.py is imported, so its own training must be under if __name__ == "__main__". FUNCTION in
+    it, by default simulation_task, takes batch_size and seed and returns a gc.simulation.Task: a
+    model, its batches and validation data. The model is trained again for each compressor and
+    number of learners. A table, a JSON file and a plot then show the metrics, the bytes that a
+    learner would send, and the similarity of the learners. Another plot shows the settings that
+    L-GreCo has planned for each layer.
     """
     if plot:
         check_plots("give --no-plot")
@@ -195,7 +195,7 @@ def simulate(
     folder = results_folder(results, [record, table, picture, of_settings], overwrite)
     runs = []
     with _progress(console) as progress:
-        # Given twice, they would stand in the table as if they were seeds.
+        # Repeated values would appear in the table as if they were seeds.
         counts, names = dict.fromkeys(learners), dict.fromkeys(compressor)
         lengths = dict.fromkeys(local_steps)
         for count, name, steps, seed in itertools.product(counts, names, lengths, range(seeds)):
@@ -207,7 +207,7 @@ def simulate(
             given = (steps, outer, warmup_steps, fragments, gossip, rank)
             local = _Local(*given) if steps else None
             runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
-            # After each, for those behind it may be interrupted.
+            # After each training, because a later one may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
             (folder / record).write_text(json.dumps(so_far, indent=1) + "\n")
     lines = simulation_report.markdown(runs)
@@ -272,7 +272,7 @@ class _Local(NamedTuple):
 
 
 class _Epochs:
-    """So many batches for each epoch, from where the last one ended, again and again."""
+    """The batches of each epoch: continues where the last epoch ended, and repeats the data."""
 
     def __init__(self, batches: Iterable[Any], steps: int) -> None:
         self._batches, self._steps = batches, steps
@@ -323,7 +323,7 @@ def _run(
 
     started = time.perf_counter()
     of_model = None if precondition == "none" else precondition
-    # What tracing takes grows with the learners, what it saves with the steps.
+    # The cost of tracing grows with the learners, and its savings grow with the steps.
     graph = steps >= _STEPS_WORTH_TRACING * learners
     trained = Learners(
         task.model,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.cli.simulate import Simulated
 
 _LAST_EPOCHS = 5
-_COLUMNS = {  # name in the history: title and format
+_COLUMNS = {  # by name in the history: title and format
     "payload_bytes": ("payload, bytes", ",.0f"),
     "sent_bytes": ("sent, bytes", ",.0f"),
     "compression_ratio": ("payload ratio", ",.1f"),
@@ -32,7 +32,7 @@ _COLUMNS = {  # name in the history: title and format
 
 
 def markdown(runs: Sequence[Simulated]) -> list[str]:
-    """The table, as lines of Markdown: means over the seeds, and over the last epochs of each."""
+    """The table, as lines of Markdown: means over the seeds and the last epochs."""
     metrics = _metrics(runs)
     header = ["method", "learners", *metrics, *(title for title, _ in _COLUMNS.values())]
     header += ["whole run's ratio", "ms per step and learner"]
@@ -63,7 +63,7 @@ def show(console: Console, runs: Sequence[Simulated]) -> None:
 
 
 def verdict(runs: Sequence[Simulated]) -> list[str]:
-    """Says of each method how far it is behind dense training, and how many bytes it saves."""
+    """Prints for each method its distance from dense training, and the bytes that it saves."""
     kinds = _by_kind(runs)
     dense = {n: same for (name, n), same in kinds.items() if _is_dense(name)}
     quality = _quality(runs)
@@ -83,7 +83,7 @@ def verdict(runs: Sequence[Simulated]) -> list[str]:
 
 
 def _compared(same: Sequence[Simulated], dense: Sequence[Simulated], metric: str) -> str:
-    """The sentence on a method, beside dense training with as many learners."""
+    """The sentence that compares a method with dense training of the same number of learners."""
     fewer = f" at {_fewer(dense, same)} bytes"
     of_dense = [_last(run, metric) for run in dense]
     behind = _mean(dense, metric) - _mean(same, metric)
@@ -120,7 +120,7 @@ def _is_dense(compressor: str) -> bool:
 
 
 def _quality(runs: Sequence[Simulated]) -> list[str]:
-    """The validation metrics, the loss behind those that the user has chosen."""
+    """The validation metrics; the loss comes after the user's metrics."""
     return sorted(_metrics(runs), key=lambda name: name == "val_loss")
 
 
@@ -165,8 +165,8 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
 def plot_settings(runs: Sequence[Simulated], path: Path) -> None:
     """Draws the planned settings over layers and epochs, of one run of each method with plans.
 
-    Colours are multiples of a layer's own setting, on a logarithmic scale; black is a layer that is
-    sent whole. Without any plans, there is no plot.
+    Colours are multiples of a layer's own setting, on a logarithmic scale; black means that a layer
+    is sent whole. Without any plans, there is no plot.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Ends a job when a signal asks `gradcomp` to end."""
+"""Ends a job when `gradcomp` receives a signal to end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequests:
-    """The signals that asked gradcomp to end, kept until there is a job to pass them to.
+    """The signals to end that gradcomp has received, kept until a job can receive them.
 
-    A job that should have ended and has not may be waiting for a reader of its output. Then the
-    output is thrown away.
+    A job that does not end may be waiting for a reader of its output. In this case, the output is
+    discarded.
     """
 
     def __init__(self, grace: float) -> None:
@@ -68,7 +68,7 @@ def stop_requests(grace: float, timeout: float | None) -> Iterator[StopRequests]
     requests = StopRequests(grace)
     before = {signum: signal.getsignal(signum) for signum in (*_STOP_SIGNALS, signal.SIGALRM)}
     for signum, handler in before.items():
-        # Whoever ignores a signal does so on purpose: nohup, or a shell for a background job.
+        # A signal is ignored on purpose: by nohup, or by a shell for a background job.
         if handler is not signal.SIG_IGN:
             signal.signal(signum, requests)
     if timeout is not None:

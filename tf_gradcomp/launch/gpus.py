@@ -1,4 +1,4 @@
-"""Shares this machine's GPUs out among its workers, by the variable that CUDA reads."""
+"""Divides this machine's GPUs among its workers, by the variable that CUDA reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def gpus_of_workers(
 ) -> list[dict[str, str]]:
     """Returns the variables that give workers their own GPUs: neighbours, in workers' order.
 
-    If `env` says which GPUs may be seen, these are shared out; otherwise all there are.
+    If `env` lists the visible GPUs, only these are divided; otherwise all GPUs are.
     """
     gpus, who = _seen(env)
     if len(gpus) < workers * each:
@@ -30,11 +30,11 @@ def gpus_of_workers(
 
 
 def _seen(env: Mapping[str, str]) -> tuple[list[str], str]:
-    """The GPUs that may be used, as CUDA's variable names them, and who says so."""
+    """The usable GPUs, in the names of CUDA's variable, and the source of the list."""
     given = env.get(VARIABLE)
     if given is not None:
         names = [name.strip() for name in given.split(",")]
-        # As CUDA reads it: what comes after a name of no GPU is not seen.
+        # As in CUDA: all names after an unknown GPU are ignored.
         end = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
         return names[:end], f"{VARIABLE} is {given!r}"
     try:
@@ -43,7 +43,7 @@ def _seen(env: Mapping[str, str]) -> tuple[list[str], str]:
         )
     except OSError as error:
         return [], f"{_LIST[0]}, which lists them, cannot be started ({error.strerror})"
-    # The parts of a GPU that is split (MIG) are in lines of their own, further in.
+    # The parts of a split GPU (MIG) are on separate, indented lines.
     found = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
     if listed.returncode:
         return [], f"{_LIST[0]} says {(listed.stdout + listed.stderr).strip()!r}"

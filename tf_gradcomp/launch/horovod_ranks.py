@@ -12,9 +12,9 @@ _THIS_MACHINE, _LOOPBACK = "127.0.0.1", "lo"
 
 @contextlib.contextmanager
 def horovod_ranks(ranks: int, hosts: int = 1) -> Iterator[list[dict[str, str]]]:
-    """The environment of each rank; within this context, a server tells them of each other.
+    """The environment of each rank; within this context, a server connects the ranks.
 
-    The ranks see themselves as on `hosts` machines, with as many ranks on each.
+    To the ranks, they appear to be on `hosts` machines with equal numbers of ranks.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts

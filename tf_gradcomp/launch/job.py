@@ -19,20 +19,21 @@ from tf_gradcomp.launch.ports import ReservedPorts
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
 from tf_gradcomp.tf_config import make_tf_config
 
-# How long one look at the workers waits for output: how late the end of a worker may be noticed.
+# How long one poll of the workers waits for output, and thus how late a worker's end may be
+# noticed.
 _TURN = 0.02
 _CHUNK = 1 << 16
-_PIPE_CHUNKS = 16  # No pipe holds more than this many chunks of what was written before.
+_PIPE_CHUNKS = 16  # No pipe holds more than this many chunks of earlier output.
 _TAIL_LINES = 200
 _DEFAULT_GRACE = 5.0
-# What a worker's own children may take to finish writing after the worker itself has ended.
+# How long a worker's own children may keep writing after the worker itself has ended.
 _LAST_OUTPUT = 1.0
 _THIS_MACHINE = "localhost"
 
-# Run in front of each worker: asks Linux to kill it when the launcher dies, however that dies, and
-# becomes the worker's program. (As `preexec_fn` it would run between fork and exec, which is not
-# safe in a process that has threads, as any that has loaded TensorFlow.) It also makes the worker
-# hear SIGINT where the launcher itself was started deaf to it, in the background of a shell.
+# Run in front of each worker: asks Linux to kill the worker when the launcher dies for any reason,
+# and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
+# safe in a process with threads, such as a process that has loaded TensorFlow.) It also makes the
+# worker receive SIGINT if the launcher itself ignores it, in the background of a shell.
 _GUARD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -46,7 +47,7 @@ LineHook = Callable[[int, str, str], None]
 
 
 class _Worker:
-    """One process, in a session and process group of its own."""
+    """One process, in its own session and process group."""
 
     def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.index = index
@@ -67,9 +68,10 @@ class _Worker:
             self.pipes[name] = pipe
 
     def returncode(self) -> int | None:
-        """Looks whether the process has ended, and leaves it unreaped.
+        """Checks whether the process has ended, and leaves it unreaped.
 
-        While it is unreaped its id is nobody else's, so that the group can be killed safely.
+        While the process is unreaped, no other process can get its id, so the group can be killed
+        safely.
         """
         status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
@@ -77,12 +79,12 @@ class _Worker:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def send(self, signum: int) -> None:
-        """Sends a signal to the process and to all that it has started."""
+        """Sends a signal to the process and to all processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
 
     def reap(self) -> int:
-        """Ends what is left of the group, gives the process back, and returns its exit code."""
+        """Kills the rest of the group, reaps the process, and returns its exit code."""
         if self._process.returncode is None:
             self.send(signal.SIGKILL)
             self._process.wait()
@@ -94,33 +96,32 @@ class _Worker:
 class LocalJob:
     """A job of several worker processes on this machine.
 
-    The workers run the same command; each has its own TF_CONFIG, unless told otherwise. When one
-    fails, the others get `grace` seconds to fail by themselves, with an error of their own, and are
-    then killed: a process that waits in a TensorFlow collective ends neither on SIGINT nor on
-    SIGTERM.
+    The workers run the same command; each has its own TF_CONFIG, unless told otherwise. When a
+    worker fails, the other workers get `grace` seconds to fail with their own errors, and are then
+    killed: a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
 
-    Nothing runs in the background: the job goes on in `step`, which `run` calls until all is
-    over. Use it as a context manager, so that no process outlives the block, and in a thread that
-    lives as long as the job: Linux kills the workers when the thread that started them ends.
+    Nothing runs in the background: the job advances in `step`, which `run` calls until all workers
+    have ended. Use it as a context manager, so that no process outlives the block, and in a thread
+    that lives as long as the job: Linux kills the workers when the thread that started them ends.
 
     Args:
         command: The program and its arguments.
-        workers: How many workers to start.
+        workers: The number of workers to start.
         env: The environment of the workers, by default this process's own.
-        worker_env: More environment for each worker by itself.
-        tf_config: Whether they get a TF_CONFIG. Without, `worker_env` tells them of each other.
-        worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it
-            must become the command, not start it.
+        worker_env: Additional environment variables of each worker.
+        tf_config: Whether workers get a TF_CONFIG. If not, `worker_env` must connect them.
+        worker_prefix: For each worker, a command that runs the worker's command, such as `ip netns
+            exec NAME`; it must become the command, not start it.
         hosts: The name by which the others reach each worker, if that is not `localhost`.
         first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.
-        on_progress: Called as `on_line` with the state of a line that is being redrawn.
-        grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the others;
-            `None` leaves the others of a failed worker alone.
+        on_progress: Called like `on_line`, with the state of a line that is being redrawn.
+        grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the other
+            workers; `None` never ends the other workers of a failed worker.
         timeout: Seconds after which the whole job is stopped.
 
     Raises:
-        ValueError: If an argument makes no sense.
+        ValueError: If an argument is not valid.
 
     Example:
         >>> with LocalJob([sys.executable, "train.py"], workers=2) as job:
@@ -223,7 +224,7 @@ class LocalJob:
         return tuple(self._ends)
 
     def run(self) -> JobResult:
-        """Runs the job to its end and says how it ended."""
+        """Runs the job to its end and returns its result."""
         while self.step():
             pass
         self._read_last_output()
@@ -231,7 +232,7 @@ class LocalJob:
         return self.result()
 
     def result(self) -> JobResult:
-        """Says how the job has ended."""
+        """Returns the result of the ended job."""
         return JobResult(
             ends=self.ends,
             timed_out=self._timeout if self._timed_out else None,
@@ -239,7 +240,7 @@ class LocalJob:
         )
 
     def step(self) -> bool:
-        """Looks once at the workers: reads output, notes who ended, ends whose time is over.
+        """Polls the workers once: reads output, records ended workers, and kills overdue workers.
 
         Returns:
             Whether any worker is still running.
@@ -251,21 +252,21 @@ class LocalJob:
         return bool(self._running())
 
     def send(self, index: int, signum: int) -> None:
-        """Sends a signal to one worker's process group, as somebody else might do."""
+        """Sends a signal to one worker's process group, as another program might."""
         (worker,) = (worker for worker in self._workers if worker.index == index)
         if worker.end is None:
             worker.send(signum)
 
     def stop(self, signum: int = signal.SIGINT) -> None:
-        """Asks the workers to end; asked again, kills them. May be called by a signal handler.
+        """Asks the workers to end; a second call kills them. May be called by a signal handler.
 
         Args:
-            signum: The signal that made the user's wish known; goes into the job's exit code.
+            signum: The signal by which the user stops the job; it determines the job's exit code.
         """
         self._stop_signals.append(signum)
 
     def close(self) -> None:
-        """Kills what still runs, reaps all workers, and gives their ports up."""
+        """Kills running workers, reaps all workers, and releases their ports."""
         self._signal_running(signal.SIGKILL)
         for worker in self._workers:
             returncode = worker.reap()
@@ -307,14 +308,14 @@ class LocalJob:
             return
         first = self._stops_obeyed == 0
         self._stops_obeyed = len(self._stop_signals)
-        # SIGINT whatever the user sent: Python programs clean up on it, on SIGTERM they do not.
+        # SIGINT, whatever the user sent: Python programs clean up on SIGINT, but not on SIGTERM.
         self._signal_running(signal.SIGINT if first else signal.SIGKILL)
         self._kill_after_grace()
 
     def _obey_clock(self) -> None:
         if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
             self._timed_out = bool(self._running())
-            # A Python program that hangs shows by its KeyboardInterrupt where.
+            # The KeyboardInterrupt of a hanging Python program shows where it hangs.
             self._signal_running(signal.SIGINT)
             self._kill_after_grace()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
@@ -338,7 +339,7 @@ class LocalJob:
             self._end_of_output(key)
 
     def _drain(self, worker: _Worker) -> None:
-        """Reads what an ended worker has left in its pipes, so that its last words are known."""
+        """Reads the rest of an ended worker's pipes, so that its last lines are known."""
         for key in [key for key in self._open_pipes() if key.data[0] is worker]:
             for _ in range(_PIPE_CHUNKS):
                 if not self._read(key):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
-# A program that never ends its line must not make us keep everything it ever wrote.
+# A program that never ends its line must not fill the memory.
 _LONGEST_LINE = 1 << 16
 _BACKSPACES = re.compile("\b+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -14,8 +14,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class LineReader:
     """Collects lines from chunks of output, as a terminal would show them.
 
-    A progress bar redraws its line by carriage returns or backspaces. Of such a line the last
-    state is what counts: it is what `feed` returns once the line ends, and `progress` until then.
+    A progress bar redraws its line by carriage returns or backspaces. Only the last state of such a
+    line counts: `feed` returns it once the line ends, and `progress` returns it until then.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LineReader:
         return [line] if line else []
 
     def _forget_old_states(self) -> None:
-        # The newest state may be cut off by the end of the chunk, so the one before it is kept.
+        # The end of the chunk may cut off the newest state, so the state before it is kept.
         drawn, redrawn, newest = self._open.rpartition("\r")
         if redrawn:
             self._open = f"{visible(drawn)}\r{newest}"
@@ -66,7 +66,7 @@ def without_escapes(text: str) -> str:
 
 
 def _overwrite(state: str) -> str:
-    """Applies backspaces: they move back over the text and what follows is written over it."""
+    """Applies backspaces: they move back over the text, which later text overwrites."""
     if "\b" not in state:
         return state
     shown = ""

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 
 class ReservedPorts:
-    """Ports that nobody else is given while the workers start.
+    """Ports that no other process gets while the workers start.
 
-    A worker binds its port seconds after it was chosen, when TensorFlow is loaded. Until then
-    the system could give the port to any outgoing connection. So each port stays bound here by a
-    socket that does not listen: Linux lets a server with SO_REUSEADDR, as every gRPC server is,
-    listen on such a port, and gives it to nobody who asks for any free one. Where the system does
-    not allow that, the port is released at once and that short race is left.
+    A worker binds its port seconds after it was chosen, when TensorFlow is loaded. Until then, the
+    system could give the port to any outgoing connection. Each port therefore stays bound here by a
+    socket that does not listen. On such a port, Linux lets a server with SO_REUSEADDR listen, as
+    every gRPC server does, but gives the port to no process that asks for any free port. If the
+    system does not allow this, the port is released at once, and a short race remains.
 
     Args:
-        hosts: One for each port to reserve: the name by which others reach it.
+        hosts: One for each port to reserve: the name by which other workers reach it.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class ReservedPorts:
             self.release()
 
     def release(self) -> None:
-        """Gives the ports up."""
+        """Releases the ports."""
         for bound in self._sockets:
             bound.close()
         self._sockets = []
@@ -37,7 +37,7 @@ def _bind(port: int) -> socket.socket:
     bound = socket.socket()
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # On all interfaces, as TensorFlow's server does, whatever host its address names.
+        # On all interfaces, like TensorFlow's server, whatever host its address names.
         bound.bind(("", port))
     except OSError:
         bound.close()

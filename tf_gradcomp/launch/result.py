@@ -10,15 +10,15 @@ from typing import Any
 
 TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 400
-# The errors of a worker that another one has left.
+# The errors of a worker that has lost another worker.
 _LOST_OTHERS = re.compile(
     r"Horovod has been shut down|Unavailable|UNAVAILABLE|Socket closed|Collective ops is aborted"
     r"|[Cc]oordination ?[Ss]ervice|heartbeat|Connection re(set|fused)"
 )
 _SAME_STEPS = "All workers must take the same number of steps."
-# What differs between workers in a text that says the same: numbers, addresses, generated names.
+# The parts in which equal errors differ between workers: numbers, addresses, generated names.
 _OF_A_WORKER = re.compile(r"0x[0-9a-f]+|__autograph_generated_file\w+|\d+")
-# TensorFlow's log, which is no error, and what it or Python writes before it aborts.
+# TensorFlow's log, which is not an error; and the lines before TensorFlow or Python aborts.
 LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
 _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
 
@@ -29,13 +29,13 @@ class WorkerEnd:
 
     index: int  # which worker
     returncode: int  # its exit code, or minus the number of the signal that ended it
-    seconds: float  # when it ended, counted from the start of the job
-    ended_by_launcher: bool = False  # whether the launcher had sent it a signal before
+    seconds: float  # when it ended, since the start of the job
+    ended_by_launcher: bool = False  # whether the launcher had already sent it a signal
     stderr_tail: tuple[str, ...] = ()  # the last lines it wrote to stderr
 
     @property
     def failed_by_itself(self) -> bool:
-        """Tells whether it failed, and not because the launcher ended it."""
+        """Returns whether it failed, and not because the launcher ended it."""
         return self.returncode != 0 and not self.ended_by_launcher
 
     @property
@@ -57,9 +57,9 @@ class WorkerEnd:
 
     @property
     def error(self) -> str:
-        """The line of its stderr that says best why it failed; empty if there is none."""
+        """The line of its stderr that best explains its failure; empty if there is none."""
         if self.returncode == -signal.SIGKILL:
-            return ""  # Nobody can say anything after that.
+            return ""  # No process can write anything after SIGKILL.
         return _error_line(self.stderr_tail)
 
 
@@ -67,15 +67,15 @@ class WorkerEnd:
 class JobResult:
     """The end of a job."""
 
-    ends: tuple[WorkerEnd, ...]  # how the workers ended, in the order in which they did
+    ends: tuple[WorkerEnd, ...]  # the ends of the workers, in their order
     timed_out: float | None = None  # the time limit of the job in seconds, if it was reached
     stop_signal: int | None = None  # the signal by which the user ended the job, if one did
 
     @property
     def first_failure(self) -> WorkerEnd | None:
-        """The worker that failed first, if one failed by itself.
+        """The worker that failed first, if any failed by itself.
 
-        A worker that fails closes its connections before it ends, so others may end before it does.
+        A failing worker closes its connections before it ends, so other workers may end earlier.
         """
         failed = [end for end in self.ends if end.failed_by_itself]
         return next((end for end in failed if not end.was_left), next(iter(failed), None))
@@ -84,8 +84,9 @@ class JobResult:
     def exit_code(self) -> int:
         """The exit code of the whole job.
 
-        That of the worker that failed first; 128 and the signal's number where the user ended the
-        job; 124, as of `timeout`, where the time was over; 0 where all workers ended well.
+        It is the exit code of the worker that failed first; 128 plus the signal's number if the
+        user ended the job; 124, as with `timeout`, if the time was over; 0 if all workers ended
+        without an error.
         """
         if self.first_failure is not None:
             return self.first_failure.exit_code
@@ -114,7 +115,7 @@ class JobResult:
         }
 
     def summary(self) -> list[str]:
-        """Says in a few lines which worker died first and why, and what became of the others."""
+        """Reports in a few lines which worker died first and why, and how the others ended."""
         first = self.first_failure
         if first is not None:
             return [*_left_lines(first, self._left_before(first)), *self._failure_lines(first)]
@@ -130,7 +131,7 @@ class JobResult:
         return []
 
     def _left_before(self, first: WorkerEnd) -> list[WorkerEnd]:
-        """The workers that had ended well, if the first that failed seems to have missed them."""
+        """The workers that ended without an error, if the first failed worker misses them."""
         before = self.ends[: self.ends.index(first)]
         return [end for end in before if first.was_left and end.returncode == 0]
 
@@ -147,7 +148,7 @@ class JobResult:
 
 
 def same_but_for_numbers(text: str) -> str:
-    """The text without what differs between workers that say the same."""
+    """The text without the parts in which equal errors differ between workers."""
     return _OF_A_WORKER.sub("#", text)
 
 
@@ -203,7 +204,7 @@ def _signal_name(number: int) -> str:
 
 
 def _error_line(lines: tuple[str, ...]) -> str:
-    """Finds the line that says best what went wrong: of a traceback, of an abort, or the last."""
+    """Finds the line that best explains an error: of a traceback, of an abort, or the last."""
     said = [line for line in lines if line.strip() and not LOG.match(line)]
     if TRACEBACK in said:
         error = _exception(said[len(said) - said[::-1].index(TRACEBACK) :])
@@ -214,8 +215,8 @@ def _error_line(lines: tuple[str, ...]) -> str:
 
 
 def _exception(after_traceback: list[str]) -> str:
-    # The frames are indented; the exception is not, and what follows may be its message.
-    # Marks under a frame's code are indented too, but for some of a long line.
+    # The frames are indented; the exception is not, and the following lines may be its message.
+    # Marks under a frame's code are indented, too, except some marks of a long line.
     flush_left = [line for line in after_traceback if not line[0].isspace() and line.strip("^~ ")]
     error = flush_left[0] if flush_left else ""
     if error.endswith((" Graph execution error:", ".call().")):

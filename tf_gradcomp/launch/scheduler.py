@@ -1,10 +1,11 @@
 """Finds this process' rank in a job that `srun` or `mpirun` has started.
 
-Slurm tells in its variables where all tasks are. MPI launchers tell only a rank and a number: there
-the ranks tell each other their addresses, by one collective of the MPI that has started them.
+Slurm's variables list the hosts of all tasks. MPI launchers tell a process only its rank and the
+number of ranks, so the ranks exchange their addresses, by one collective of the MPI that has
+started them.
 
-TensorFlow's own `SlurmClusterResolver` is of no use here: it would have to be imported, needs a GPU
-for each task, and gives all jobs the same ports.
+TensorFlow's own `SlurmClusterResolver` cannot be used: it would import TensorFlow, needs a GPU for
+each task, and gives all jobs the same ports.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from tf_gradcomp.launch.ports import ReservedPorts
 _THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-_WAIT = 300.0  # seconds that ranks may start apart from each other
+_WAIT = 300.0  # seconds by which the starts of ranks may differ
 
 
-# What tells a process its rank, the number of ranks, and those on a machine. MPI is asked first:
-# in an allocation of Slurm's, `mpirun` starts its daemons by `srun`, and they have its variables.
+# The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
+# first: in an allocation of Slurm's, `mpirun` starts its daemons by `srun`, and they have its
+# variables.
 _VARIABLES = (
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
@@ -43,9 +45,9 @@ class Rank:
     """This process' place in a scheduler's job."""
 
     scheduler: str  # `"srun"` or `"mpirun"`
-    rank: int  # which of the job's processes this is
-    size: int  # how many there are
-    here: int  # how many of them are on this machine
+    rank: int  # this process' rank
+    size: int  # the number of ranks
+    here: int  # the number of ranks on this machine
 
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
@@ -68,7 +70,8 @@ def _beside(rank: int, counts: str) -> int:
 def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[list[str]]:
     """The address of each worker of the job, in the order of ranks.
 
-    Within the context, no other process here is given the port of this process's worker by chance.
+    Within the context, no other process on this machine gets the port of this process's worker by
+    chance.
     """
     if place.scheduler == "srun":
         yield slurm_addresses(env)
@@ -131,8 +134,8 @@ def _own_host(env: Mapping[str, str]) -> str:
     return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
 
 
-# Run in a process of its own, whose end MPI does not take for that of the rank, and which MPI may
-# end by force. Of Open MPI the constants are symbols, of MPICH and its kin they are numbers.
+# Runs in a separate process: MPI may kill it, and does not confuse its end with the rank's end. In
+# Open MPI, the constants are symbols; in MPICH and its derivatives, they are numbers.
 _GATHER = """
 import ctypes, json, sys
 library, own, width = sys.argv[1], sys.argv[2].encode(), 256
@@ -157,7 +160,7 @@ print(json.dumps([part.rstrip(bytes(1)).decode() for part in parts]))
 
 
 def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]:
-    fd = env.get("PMI_FD")  # how MPICH's processes talk to their launcher
+    fd = env.get("PMI_FD")  # how MPICH's processes communicate with their launcher
     command = [sys.executable, "-I", "-S", "-c", _GATHER, _mpi_library(env), own]
     try:
         done = subprocess.run(
@@ -188,7 +191,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
 
 
 def _mpi_library(env: Mapping[str, str]) -> str:
-    """Returns the library for `dlopen`: that beside the launcher, or the one that it finds."""
+    """Returns the library for `dlopen`: beside the launcher, or where `dlopen` finds it."""
     name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
     launcher = shutil.which("mpirun", path=env.get("PATH"))
     homes = [Path(launcher).resolve().parents[1]] if launcher else []

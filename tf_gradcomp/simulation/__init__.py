@@ -1,4 +1,4 @@
-"""Many learners in one process: what a job of N workers would do, without the workers."""
+"""Many learners in one process, which train like a job of N workers."""
 
 from tf_gradcomp.simulation.learners import Learners
 from tf_gradcomp.simulation.similarity import Similarity, StepReport

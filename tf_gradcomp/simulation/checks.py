@@ -1,4 +1,4 @@
-"""Checks of what learners are given: a model, a method, and batches with equal shares."""
+"""Checks of the inputs of learners: a model, a method, and batches with equal shares."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 
 
 def _array(values: Any) -> Any:
-    """Returns lists of numbers as an array, and other values as they are."""
+    """Returns lists of numbers as an array, and other values unchanged."""
     if isinstance(values, (list, tuple)) and all(
         isinstance(leaf, (int, float, np.number)) for leaf in tf.nest.flatten(values)
     ):

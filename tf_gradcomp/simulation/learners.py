@@ -48,35 +48,35 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does
 class Learners:
     """Trains a Keras model as a job of several workers would, in one process.
 
-    Each learner computes the gradient of its share of every batch and keeps a residual of its own;
-    they exchange by the compressor's own code, in lockstep. A job with as many workers and the same
-    batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs: here
-    one model sees the learners' shares of a batch one after another. So do layers that draw random
-    numbers, such as `Dropout`: they draw others.) So one learner does what
-    Keras does, for a job of one worker exchanges nothing.
+    Each learner computes the gradient of its share of every batch and keeps its own residual.
+    Learners exchange gradients by the compressor's own code, in lockstep. A job with the same
+    number of workers and the same batches computes the same in every step, up to float32 rounding.
+    (`BatchNormalization` differs, because one model sees the learners' shares of a batch one after
+    another. Layers that draw random numbers, such as `Dropout`, draw different numbers.) A single
+    learner therefore trains like Keras, because a job of one worker exchanges nothing.
 
-    Use it to see what a method does with more learners than there are machines, up to hundreds.
+    Use it to test a method with more learners than you have machines, up to hundreds.
 
     Args:
         model: Built, and compiled with a loss and a plain Keras optimizer.
         learners: The number of learners, at least 1.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
-        policy: Which layer kind each variable has; by default `gc.Policy()`.
+        policy: The layer kind of each variable; by default `gc.Policy()`.
         precondition: As for `gc.CompressedOptimizer`.
-        graph: Whether the exchange of a step is traced, and then runs as a graph. That takes less
-            time in many steps of few learners; tracing takes the longer the more there are.
+        graph: Whether the exchange of a step is traced, and then runs as a graph. This saves time
+            over many steps with few learners; tracing takes longer with more learners.
         local_steps: As for `gc.CompressedOptimizer`, but not `"auto"`.
 
     Raises:
-        TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If the model is not built or compiled, its optimizer is compressed already,
-            scales losses or accumulates gradients, the compressor is a choice by the network
-            (`"auto"`), the number of learners is not positive, or the model was made under a
+        TypeError: If `policy` is not a `gc.Policy`. ValueError: If the model is not built or
+        compiled, its optimizer is already compressed, scales losses or accumulates gradients, the
+        compressor is a choice by the network
+            (`"auto"`), the number of learners is not positive, or the model was created under a
             strategy.
 
     Attributes:
         model: The model.
-        exchange: The exchange of all learners; `exchange.local_state(i)` is what learner i keeps.
+        exchange: The exchange of all learners; `exchange.local_state(i)` is the state of learner i.
         plans: The plans of settings that `fit` has made, one for each epoch.
 
     Example:
@@ -132,18 +132,18 @@ class Learners:
             self._rounds = learners_rounds(model, settings, self.exchange)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
-        """One step of all learners.
+        """Takes one step of all learners.
 
-        Adam's second moments are with the learners then, until `fit` hands them back.
+        Afterwards, Adam's second moments stay with the learners until `fit` hands them back.
 
         Args:
             x: The inputs of one batch for all learners: an array, or a nest of arrays.
-            y: Its labels, likewise.
+            y: The labels, in the same form.
             similarity: Whether to measure how alike the learners are; that ends a round of local
                 steps.
 
         Raises:
-            ValueError: If the batch cannot be shared out equally, or the model was compiled again.
+            ValueError: If the batch cannot be divided equally, or the model was compiled again.
         """
         if self.model.optimizer is not self._optimizer:
             raise ValueError(
@@ -198,7 +198,7 @@ class Learners:
         """Returns the report of a step; `reduced` is None if nothing was exchanged."""
         sent = reduced.sent if reduced else [Sent.nothing()]
         specs = self.exchange.specs
-        # A round exchanges all that there is, be it in several steps.
+        # A round exchanges all variables, possibly in several steps.
         some = _present(reduced.gradients) if reduced and not self._rounds else range(len(specs))
         return StepReport(
             loss=float(np.sum(losses)),
@@ -226,15 +226,15 @@ class Learners:
         on_step: Callable[[StepReport], None] = lambda report: None,
         training: AutoencoderTraining | None = None,
     ) -> dict[str, list[float]]:
-        """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
+        """Trains, and returns for each epoch the logs of Keras and of `CompressionMonitor`.
 
         The logs also have the measures of `Similarity`, of the last step of each epoch. If the
-        method's settings can be planned, each epoch ends with a plan, and the logs have what
-        `LayerwisePlan` adds to them. If the method is trained, that happens after each step. One
+        method's settings can be planned, each epoch ends with a plan, and the logs have the values
+        that `LayerwisePlan` adds. If the method is trained, that happens after each step. One
         learner sends nothing: ratios are NaN.
 
-        In the end, the model's optimizer has all that Keras' own `fit` needs to continue. Weights
-        are their averages if the optimizer keeps averages (`use_ema`).
+        At the end, the model's optimizer has all state that Keras' own `fit` needs to continue.
+        Weights are their averages if the optimizer keeps averages (`use_ema`).
 
         Args:
             batches: Pairs of inputs and labels for all learners; gone through once for
@@ -250,7 +250,7 @@ class Learners:
         finally:
             self._moments.give_back()
         optimizer = self.model.optimizer
-        if epochs and isinstance(optimizer, keras.optimizers.Optimizer):  # legacy ones have no end
+        if epochs and isinstance(optimizer, keras.optimizers.Optimizer):  # not legacy
             optimizer.finalize_variable_values(self.model.trainable_variables)
         return history
 
@@ -355,7 +355,7 @@ class Learners:
         all_gradients: list[list[Gradient]],
         observe: Callable[[list[int]], Observe] | None = None,
     ) -> StepResult:
-        """Exchanges the gradients that there are as a job does, with all learners in lockstep."""
+        """Exchanges the existing gradients like a job, with all learners in lockstep."""
         sums: list[Any] = list(all_gradients[0])
         if self._size == 1:
             return StepResult(sums, tf.constant(True), [Sent.nothing()])

@@ -17,7 +17,7 @@ class LentMoments:
     """Second moments that learners keep in training, and the optimizer gets when training ends.
 
     The exchange itself gives learners their first shares. Learners keep their shares, and residuals
-    stay divided, while the optimizer has the sum: a second `fit` goes on as if it were one.
+    stay divided, while the optimizer has the sum. A second `fit` therefore continues the first.
 
     Args:
         model: Compiled with a plain optimizer.
@@ -46,7 +46,7 @@ class LentMoments:
             self._given_back = set(taken)
 
     def take_again(self) -> None:
-        """Gives the learners their shares of the second moments that the optimizer has by now."""
+        """Gives the learners their shares of the optimizer's current second moments."""
         hand_over = self._hand_over() if self._given_back else None
         if hand_over:
             for place in self._given_back:

@@ -1,4 +1,4 @@
-"""Local steps of learners in one process: each has weights and an inner optimizer's state."""
+"""Local steps of learners in one process, with separate weights and optimizer states."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]
 
 
 class LearnersRounds:
-    """Does for learners in one process what `Rounds` does for a worker.
+    """Takes learners in one process through rounds, as `Rounds` does for a worker.
 
     The model takes the weights and the optimizer's state of one learner after another. Between two
-    steps it has those of the first learner, and where no round has begun the common weights.
+    steps, the model has the first learner's weights and state, or the common weights if no round
+    has begun.
 
     Args:
         model: Compiled with a plain optimizer, which is built.
@@ -121,20 +122,21 @@ class LearnersRounds:
     def _with_residuals(
         self, learner: int, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
     ) -> list[Any]:
-        """Adds what synchronous steps have left in a learner's residuals."""
+        """Adds the residuals that synchronous steps have left to a learner's gradients."""
         member = Member(self._exchange.group.communicators()[learner], learner)
         every = beside_residuals(grads, variables, self._variables, finite)
         return self._exchange.take_residuals(every, self._variables, self._size, member=member)
 
     def advance(self, reduce: Reduce, *, end_all: bool) -> tuple[bool, StepResult | None]:
-        """Ends the step of all learners, and the rounds that are over.
+        """Ends the step of all learners, and the rounds that are complete.
 
         Args:
             reduce: Exchanges the learners' pseudo-gradients: None for variables of other fragments.
             end_all: Whether all rounds end now.
 
         Returns:
-            Whether the gradients of all learners were finite, and what was exchanged, if anything.
+            Whether the gradients of all learners were finite, and the result of an exchange, if
+            any.
         """
         self._has_begun = True
         self._position += 1
@@ -184,7 +186,7 @@ class LearnersRounds:
             for place, mean in zip(places, means, strict=True):
                 self._weights[place].assign_sub(mean)
             return
-        # As `Rounds` does, for each fragment has a number of updates of its own.
+        # As in `Rounds`, because each fragment has its own number of updates.
         total = int(outer.iterations)
         if max(self._updates) != total:
             self._updates = [total] * len(self._updates)

@@ -1,4 +1,4 @@
-"""The report of a step, and measures from ScaleCom's paper of how alike learners are."""
+"""The report of a step, and measures of the learners' similarity from ScaleCom's paper."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Comparison:
         self._wanted: list[tf.Tensor] = []
 
     def observe(self, numbers: Sequence[int]) -> Observe:
-        """Returns the observer of a step of some gradients; notes what all learners could send."""
+        """Returns the observer of a step of some gradients; records what learners could send."""
 
         def note(places: Sequence[int], steps: list[ReplicaStep]) -> list[ReplicaStep]:
             steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
@@ -95,7 +95,7 @@ def mean_cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
 
 
 def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) -> float:
-    """Returns the share of the sent entries that are not among the largest of what was wanted."""
+    """Returns the share of the sent entries that are not among the largest entries."""
     sent = missed = 0
     for given, target in zip(reduced, wanted, strict=True):
         places = tf.reshape(tf.not_equal(given, 0), [-1])
@@ -116,7 +116,7 @@ class StepReport:
             learner's gradient is not finite.
         payload_bytes: The bytes of a learner's payload.
         sent_bytes: The bytes that a learner would send in a ring of workers, including the bytes
-            that it passes on for others.
+            that it forwards for others.
         dense_bytes: The bytes of a learner's gradients as float32.
         residual_norm: The Euclidean norm of a learner's residuals.
         similarity: The similarity of the learners, if it was requested.

@@ -32,7 +32,7 @@ class Task:
 
 
 def load(program: str, batch_size: int | None = None) -> functools.partial[Task]:
-    """Returns the function that makes the task of a program, with the size of its batches.
+    """Returns the function that creates a program's task, with its batch size.
 
     The program is `FILE.py:FUNCTION`; without a function, it is `simulation_task`.
     """
@@ -47,7 +47,7 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     )
     if name not in file.read_text():  # before the import, which may train
         raise missing_function
-    # Not a name that an import could mean.
+    # A name that no import can use.
     spec = importlib.util.spec_from_file_location(f"simulated program {file}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python program.")

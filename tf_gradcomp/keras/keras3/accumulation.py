@@ -1,4 +1,4 @@
-"""Gradient accumulation: each replica adds up on its own, and all exchange on steps that update."""
+"""Gradient accumulation: each replica sums its gradients, and all exchange on update steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Accumulated:
     It is equal on all workers, also where one has skipped a local step that others took.
 
     Args:
-        counter: Counts the inner optimizer's steps, of which some only accumulate.
-        steps: How many of these make one update.
+        counter: Counts the inner optimizer's steps, including steps that only accumulate.
+        steps: The number of steps per update.
     """
 
     def __init__(self, counter: tf.Variable, steps: int) -> None:
@@ -45,7 +45,7 @@ class Accumulation(tf.Module):
 
     Attributes:
         accumulators: One for each of `variables`.
-        held: bool, whether the sums are in these, and not in `inner`.
+        held: bool, whether the sums are in the accumulators, and not in `inner`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Accumulation(tf.Module):
 
     @property
     def saved(self) -> dict[str, Any]:
-        """Its variables by name, as Keras' files have them."""
+        """The variables by name, as Keras' files have them."""
         sums = {f"accumulator_{i}": v for i, v in enumerate(self.accumulators)}
         return {**sums, "accumulators_held": self.held}
 
@@ -88,7 +88,7 @@ class Accumulation(tf.Module):
             total.assign(tf.zeros_like(total))
 
     def give_back(self) -> None:
-        """Gives the inner optimizer the sums, if it has them not; called by the only replica."""
+        """Gives the inner optimizer the sums, if it lacks them; called by the only replica."""
 
         def move() -> None:
             for own, inner in zip(self.accumulators, self._inner, strict=True):
@@ -110,7 +110,7 @@ class Accumulation(tf.Module):
     ) -> list[tf.Tensor]:
         """Adds the gradients of a replica; returns the means, and sets all sums to zero.
 
-        As in Keras, what variables gave that have no gradient in this step is discarded.
+        As in Keras, the sums of variables without a gradient in this step are discarded.
         """
         self.add(grads, variables)
         means = [self._of(variable).value / self._steps for variable in variables]

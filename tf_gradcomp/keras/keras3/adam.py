@@ -42,7 +42,7 @@ def allowed() -> Iterable[type]:
 
 
 def updating(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that updates; only in Keras 2 can it be inside another one."""
+    """Returns the optimizer that updates; only in Keras 2 can it be inside another optimizer."""
     return optimizer
 
 
@@ -52,9 +52,9 @@ def momentum_only(
     divided: Sequence[keras.Variable],
     delayed: Sequence[tf.Tensor | bool],
 ) -> Iterator[None]:
-    """Within this context, an optimizer takes gradients as already divided and clipped.
+    """Within this context, an optimizer treats gradients as already divided and clipped.
 
-    Gradients of `divided` weights that are `delayed` go past the momentum.
+    Gradients of `divided` weights that are `delayed` bypass the momentum.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
     whole = optimizer.update_step

@@ -19,7 +19,7 @@ def overwrite_if_due(
     updates: Any,
     otherwise: Callable[[], None] = lambda: None,
 ) -> None:
-    """Overwrites weights, and constrains what came of it, if that is due after `updates`."""
+    """Overwrites weights and applies their constraints, if this is due after `updates`."""
     if not (optimizer.use_ema and optimizer.ema_overwrite_frequency):
         otherwise()
         return
@@ -33,14 +33,14 @@ def overwrite_if_due(
 
 
 def constrain(variables: Sequence[keras.Variable]) -> None:
-    """Applies the constraints that variables have."""
+    """Applies the constraints of variables."""
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
 
 
 def _averaging(optimizer: Any) -> Iterator[Any]:
-    """The optimizers, however deep inside, that keep averages of weights."""
+    """The optimizers, at any depth, that keep averages of weights."""
     inside = getattr(optimizer, "inner_optimizer", None)
     within = [inside] if inside is not None else getattr(optimizer, "optimizers", None)
     if within is not None:
@@ -53,7 +53,7 @@ def _averaging(optimizer: Any) -> Iterator[Any]:
 def swap_averages(
     optimizer: Any, swap: Callable[[Any], None], original: Callable[[], None]
 ) -> None:
-    """Stands in for Keras' look for averages, which finds none in a wrapper in something else."""
+    """Replaces Keras' search for averages, which finds none in a wrapper inside another object."""
     averaging = list(_averaging(optimizer))
     if not averaging or not any(compressed_in(optimizer)):
         original()

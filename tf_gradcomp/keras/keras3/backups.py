@@ -1,4 +1,4 @@
-"""Keras 3's `BackupAndRestore`: one backup for all workers, which is complete or not there."""
+"""Keras 3's `BackupAndRestore`: one backup for all workers, complete or absent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_OTHER = (
 
 
 def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Writes a backup on one worker, beside the one before until it is complete."""
+    """Writes a backup on one worker, beside the last backup until the new one is complete."""
     if not _is_ours(callback):
         original()
         return
@@ -54,7 +54,7 @@ def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None
 
 
 def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Restores the last backup that is complete, and says at which epoch the job is resumed."""
+    """Restores the last complete backup, and logs the epoch at which the job resumes."""
     if not _is_ours(callback):
         original()
         return
@@ -113,12 +113,12 @@ def _saving(callback: Any, path: str) -> Iterator[bool]:
     with coordinated(savings, path) as writes:
         yield writes and not _left_to_first(callback)
     for saving in savings:
-        if not saving.group.by_strategy:  # where nobody has waited for the file
+        if not saving.group.by_strategy:  # if nobody has waited for the file
             saving.group.agree({"next action": "going on after a backup"})
 
 
 def _left_to_first(callback: Any) -> bool:
-    """Returns whether another process has this callback, too, and its files: also under Horovod."""
+    """Returns whether other processes share this callback and its files, also under Horovod."""
     if not getattr(callback, "on_all_workers", False):
         return False
     return any(not saving.group.is_first for saving in savings_of(callback.model))
@@ -131,7 +131,7 @@ def _copy(path: str, to: str) -> None:
 
 
 def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
-    """Returns how many epochs are done; refuses a file without the optimizer's state."""
+    """Returns the number of completed epochs; refuses a file without the optimizer's state."""
     with h5py.File(weights, "r") as file:
         if optimizer is not None and not _holds_arrays(file.get("optimizer", {})):
             raise ValueError("it holds no state of the optimizer")

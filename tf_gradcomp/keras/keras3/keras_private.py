@@ -1,4 +1,4 @@
-"""The one module, with those in `hooks/`, that touches private API of Keras 3.
+"""The only module, besides `hooks/`, that touches private API of Keras 3.
 
 Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
 each name used here, and fails by that name when a release changes it.
@@ -29,7 +29,7 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
     return list(optimizer.variables)
 
 
-# The optimizers within `applying_at_once`, and how many batches each accumulates, if it does.
+# The optimizers within `applying_at_once`, with the number of batches that each accumulates.
 _applying: list[tuple[keras.optimizers.Optimizer, int | None]] = []
 
 
@@ -39,19 +39,19 @@ def applying() -> keras.optimizers.Optimizer | None:
 
 
 def batches_of_update(optimizer: keras.optimizers.Optimizer) -> int | None:
-    """Returns how many batches the sums are of that an optimizer applies; None if of one."""
+    """Returns the number of batches in the sums that an optimizer applies; None for one."""
     return next((steps for one, steps in _applying if one is optimizer), None)
 
 
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within this context, the optimizer applies gradients as they are: sums over the replicas.
+    """Within this context, the optimizer applies gradients, which are already sums, unchanged.
 
-    It sums nothing, and Keras 3 has no public switch for that. It goes without Keras' branches: to
+    It sums nothing, for which Keras 3 has no public switch. It also skips Keras' branches: to
     accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
     within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
     second time after the exchange. By a patch, `iterations` goes on counting updates, as the bias
-    correction of Adam needs. The context is to be entered across replicas, for those of one process
+    correction of Adam needs. Enter the context across replicas, because the replicas of one process
     run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
@@ -100,9 +100,9 @@ def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:
 def clip(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> list[Any]:
-    """Clips as the optimizer would in `apply`; publicly it does so there only.
+    """Clips as the optimizer would in `apply`; the public API clips only there.
 
-    Keras 2 needs the gradients' variables for it, and this one does not.
+    Keras 2 needs the gradients' variables for clipping, but Keras 3 does not.
     """
     return list(optimizer._clip_gradients(list(gradients)))
 
@@ -118,7 +118,7 @@ def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
 def overwrite_by_averages(optimizer: keras.optimizers.Optimizer) -> None:
     """Overwrites weights by their moving averages; called across replicas.
 
-    The public `finalize_variable_values` also does what else an optimizer does in the end.
+    The public `finalize_variable_values` also does the optimizer's other final work.
     """
     optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
 
@@ -134,7 +134,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
 
 
 def initial_place(model: keras.Model, _: int | None) -> tuple[int, int]:
-    """The epoch, and the step, at which `BackupAndRestore` has `fit` go on; no public name."""
+    """The epoch and the step at which `BackupAndRestore` lets `fit` continue; no public name."""
     return model._initial_epoch or 0, 0
 
 
@@ -147,7 +147,7 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 class NamedBuffer(io.BytesIO):
-    """A buffer that Keras takes for a file of a name, by which it knows the format."""
+    """A buffer that Keras treats as a file with a name, which determines the format."""
 
     def __init__(self, name: Any, content: bytes = b"") -> None:
         super().__init__(content)
@@ -160,7 +160,7 @@ class NamedBuffer(io.BytesIO):
 class Backup(NamedTuple):
     """Paths and progress that Keras' `BackupAndRestore` keeps private.
 
-    With `double_checkpoint`, the former paths have the backup before.
+    With `double_checkpoint`, the former paths have the second-to-last backup.
     """
 
     weights: str
@@ -171,7 +171,7 @@ class Backup(NamedTuple):
 
     @classmethod
     def of(cls, callback: keras.callbacks.BackupAndRestore) -> Backup:
-        """Returns the paths and progress of a callback, as they are now."""
+        """Returns the current paths and progress of a callback."""
         return cls(
             callback._weights_path,
             callback._training_metadata_path,
@@ -182,18 +182,18 @@ class Backup(NamedTuple):
 
 
 def start_at(model: keras.Model, epoch: int) -> None:
-    """Has `fit` go on at an epoch; only Keras' own callback can."""
+    """Lets `fit` continue at an epoch, which only Keras' own callback can do."""
     model._initial_epoch = epoch
 
 
 def weights_in_hdf5(model: keras.Model) -> io.BytesIO:
-    """Returns what `save_weights` writes; publicly it takes paths only."""
+    """Returns the bytes that `save_weights` writes; the public function takes only paths."""
     buffer = NamedBuffer("latest.weights.h5")
     inspect.unwrap(_saving_lib.save_weights_only)(model, buffer)
     return buffer
 
 
 def load_hdf5(model: keras.Model, path: str) -> None:
-    """Loads a file that `weights_in_hdf5` was written to; publicly its name must end in a way."""
+    """Loads a file with the bytes of `weights_in_hdf5`; the public API restricts its name."""
     with open(path, "rb") as file:
         _saving_lib.load_weights_only(model, NamedBuffer("latest.weights.h5", file.read()))

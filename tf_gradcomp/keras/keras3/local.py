@@ -83,7 +83,7 @@ def is_update(core: keras.optimizers.Optimizer) -> tf.Tensor:
 
 
 def begin_accumulation_anew(core: keras.optimizers.Optimizer) -> None:
-    """Sets the inner optimizer's count back after a step that is no update."""
+    """Resets the inner optimizer's count after a step without an update."""
     steps = core.gradient_accumulation_steps
     if steps:
         keras_private.step_counter(core).assign_sub(steps - 1)

@@ -1,4 +1,4 @@
-"""Loss scales: gradients are unscaled before anything else is done with them."""
+"""Loss scales: gradients are unscaled before all other work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unscaled(
 
 
 def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
-    """Keras' rule, by what all replicas saw: halve the scale, or double it after enough steps."""
+    """Keras' rule for all replicas: halves the scale, or doubles it after enough steps."""
     scale, counter = scaler.dynamic_scale, scaler.step_counter
     grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
     factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
@@ -45,7 +45,7 @@ def apply_scaled(
     variables: Sequence[Any] | None,
     original: Callable[..., None],
 ) -> None:
-    """Stands in for `apply` of a loss scaler, which may be around a `CompressedOptimizer`."""
+    """Replaces `apply` of a loss scaler, which may be around a `CompressedOptimizer`."""
     if _is_wrapper(scaler.inner_optimizer):
         scaler.inner_optimizer.apply_scaled(scaler, grads, variables, original)
     else:
@@ -67,7 +67,7 @@ def load_into_scaler(
 
 
 def check_no_scaler_inside(optimizer: Any) -> None:
-    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that."""
+    """Refuses a wrapper around a loss scaler if nothing scales the loss for it."""
     if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
         raise ValueError(
             "CompressedOptimizer: a MultiOptimizer does not multiply the loss by the scales of "

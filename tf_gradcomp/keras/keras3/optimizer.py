@@ -38,55 +38,55 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
     under TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops.
-    With one replica it does what the inner optimizer does, bit for bit. There is one exception:
-    under a strategy, Keras itself cannot accumulate gradients or overwrite weights by averages.
-    With such settings and a strategy of one replica, this optimizer does what the inner one does
-    without a strategy, and skips steps with non-finite gradients.
+    With one replica, it equals the inner optimizer, bit for bit. There is one exception: under a
+    strategy, Keras itself cannot accumulate gradients or overwrite weights by averages. With such
+    settings and a strategy of one replica, this optimizer equals the inner optimizer without a
+    strategy, and skips steps with non-finite gradients.
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
-      clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
-      `precondition` divides gradients, it acts on each replica's own gradient before that.
-    - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
-      they exchange on the steps that update.
+      clipping. Clipping acts on the reduced gradient, as on one worker. However, if `precondition`
+      divides gradients, clipping acts on each replica's own gradient before the division.
+    - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates its own
+      gradients, and replicas exchange on update steps.
     - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
       called, the bad gradient is discarded, and the finite ones are kept for the next step.
     - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
-      the loss scale follows what all replicas saw, and residuals are in unscaled units.
-    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
-      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
-    - Its residuals are saved with the model, as their sum over the replicas: see
-      docs/checkpoints.md.
+      the loss scale follows the gradients of all replicas, and residuals are in unscaled units.
+    - If workers have several replicas (GPUs), the replicas of each worker first sum their
+      gradients, and the workers exchange the sums;
+      `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
+    - Residuals are saved with the model, as their sum over the replicas: see docs/checkpoints.md.
 
     Args:
         inner_optimizer: A Keras 3 optimizer, its config (`keras.optimizers.serialize`) or its name.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
-        policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
+        policy: The layer kind of each variable; by default `gc.Policy()` with its documented rules.
         precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
-            compresses them divided by its root; the inner optimizer applies their sum, and leaves
-            its momentum out for entries that are sent late. For Adam, AdamW, Nadam and Lamb.
-            None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
-            make the steps of early training too short.
-            `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
-            so; otherwise as None.
+            divides them by its root before compression. The inner optimizer applies the sum, and
+            bypasses its momentum for delayed entries. For Adam, AdamW, Nadam and Lamb. None: the
+            inner optimizer gets the sum of the gradients. With Adam, sparse methods then make the
+            steps of early training too short. `"auto"`: like `"local"` if the inner optimizer
+            allows it and the method trains better with it; otherwise like None.
         name: The optimizer's name.
-        group: Who exchanges gradients. By default, the replicas of the strategy in scope.
-            `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
-            or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
-        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
-            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
-            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
-            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
-        local_steps: How many steps each worker takes on weights of its own before the workers
-            exchange how far they have moved; or `"auto"`, by which the workers choose; or a
-            `gc.LocalSteps` with further settings. None: the workers exchange gradients in each
-            step. See docs/local_steps.md.
+        group: The replicas that exchange gradients. By default, the replicas of the strategy in
+            scope. `"horovod"`: the processes of a Horovod job, without any strategy, after
+            `hvd.init()`. For some of these processes, pass `gc.HorovodGroup(process_set)`. See
+            docs/horovod.md.
+        reduction: Whether the inner optimizer gets the sum or the mean of the replicas' gradients.
+            `"sum"` is for a loss that is divided by the number of replicas, like Keras' own losses
+            under a strategy. `"mean"` is for a loss that is a mean over the rows of its replica, as
+            in programs for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
+        local_steps: The number of steps that each worker takes on its own weights before the
+            workers exchange the changes of their weights; or `"auto"`, with which the workers
+            choose the number; or a `gc.LocalSteps` with further settings. None: the workers
+            exchange gradients in each step. See docs/local_steps.md.
 
     Raises:
-        ImportError: If Horovod is asked for, and is not there.
-        TypeError: If `inner_optimizer` is no Keras optimizer, or `policy` no `gc.Policy`.
-        ValueError: If it is wrapped twice, an argument is unknown, the inner optimizer cannot be
-            preconditioned as asked, the current strategy has a compressor of its own or is one
-            that exchanges no gradients, or Horovod is asked for and cannot be used.
+        ImportError: If Horovod is requested, but not installed. TypeError: If `inner_optimizer` is
+        not a Keras optimizer, or `policy` is not a `gc.Policy`. ValueError: If it is wrapped twice,
+        an argument is unknown, the inner optimizer cannot be preconditioned as requested, the
+        current strategy has its own compressor or does not exchange gradients, or Horovod is
+        requested and cannot be used.
 
     Example:
         ```python
@@ -96,7 +96,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         ```
     """
 
-    # Keras 3's own function for optimizers does not know Lamb by the name that it gave it.
+    # Keras 3's own function does not find Lamb under the name that it wrote.
     _deserialized = staticmethod(keras.saving.deserialize_keras_object)
 
     _base_settings: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.0}
@@ -109,11 +109,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self._made_with = frozenset(vars(self))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
+        """Creates the inner optimizer's state and, for several replicas, the exchange's state.
 
         Raises:
             ValueError: If a variable cannot be compressed.
-            WorkersDisagreeError: If the workers have other variables or settings.
+            WorkersDisagreeError: If the workers have different variables or settings.
         """
         if self.built:
             return
@@ -122,7 +122,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         check_no_overwriting(variables, self.group.size)
         super().build(variables)
         self._build_exchange(variables)
-        # Accumulators are there twice, so that checkpoints fit any number of replicas.
+        # There are two sets of accumulators, so that checkpoints fit any number of replicas.
         self.inner_optimizer.build(variables)
         steps = self._core.gradient_accumulation_steps
         if steps:
@@ -132,7 +132,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             counters = [Accumulated(native(keras_private.step_counter(self._core)), steps)]
             sums = accumulation.accumulators
             self.exchange.saving.take_over(sums, counters, group=replicas)
-            self._accumulation = accumulation  # only now may a checkpoint restore it
+            self._accumulation = accumulation  # from now on, a checkpoint may restore it
         self._take_moments()
         if self.local_steps:
             self._build_rounds(self.local_steps, variables)
@@ -166,13 +166,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """Exchanges the gradients of this replica and applies their sum over the replicas.
 
         Args:
-            grads: One for each variable; None where there is none, on all replicas alike.
+            grads: One for each variable; None for no gradient, equally on all replicas.
             trainable_variables: By default, the variables that the optimizer was built with.
             scaler: A loss scaler around this optimizer; by default the scaler inside, if any.
 
         Raises:
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
-                no strategy in what is one of several processes.
+            no strategy although the process is one of several.
         """
         if scaler is None and self._applies is not self._core:
             scaler = self._applies
@@ -205,7 +205,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self.exchange.group.check_current()
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
         grads = self._shares(grads)
-        # No sooner than they are there: at the end of the data, a step is ended by an error.
+        # Not before the gradients exist: at the end of the data, an error ends the step.
         with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
             across = self._accumulate if self._accumulation else self._step
             context.merge_call(across, args=(scaler, list(grads), list(variables)))
@@ -226,7 +226,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             scaler: The loss scaler.
             grads: As for `apply`.
             trainable_variables: As for `apply`.
-            original: What the loss scaler does with both around other optimizers.
+            original: The loss scaler's own function, for other optimizers.
         """
         if not scaler.built:
             scaler.build(list(check_given(trainable_variables)))
@@ -243,7 +243,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
     ) -> keras.Variable:
-        """Does what `apply` does, for pairs of gradients and variables; returns `iterations`."""
+        """Applies pairs of gradients and variables, like `apply`; returns `iterations`."""
         super().apply_gradients(grads_and_vars)
         return self.iterations
 
@@ -263,7 +263,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         )
         return divisor if scaler is None else divisor * scaler.dynamic_scale.value
 
-    # The next two methods run across replicas: only there may branches update.
+    # The next two methods run across replicas, because only there may branches update variables.
 
     def _accumulate(
         self,
@@ -331,7 +331,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The inner optimizer's variables; `exchange.variables` are TensorFlow's own."""
+        """The inner optimizer's variables; `exchange.variables` are TensorFlow variables."""
         sums = self._accumulation.accumulators if self._accumulation else []
         of_outer = self.outer_optimizer.variables if self.outer_optimizer else []
         return [*self.inner_optimizer.variables, *sums, *of_outer]
@@ -347,22 +347,23 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:
-        if hasattr(self, "inner_optimizer"):  # the base class sets its own before there is one
+        if hasattr(self, "inner_optimizer"):  # the base class sets it too early
             self.inner_optimizer.loss_scale_factor = factor
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Scales a loss as the inner optimizer does."""
+        """Scales a loss like the inner optimizer."""
         return self.inner_optimizer.scale_loss(loss)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets what `variables` has; the exchange's state, such as residuals, stays as it is.
+        """Sets the values of `variables`; the exchange's state, such as residuals, stays unchanged.
 
-        Under Horovod, `variables` has the gradients that its own rank has accumulated, no sums over
-        the ranks; so these are set as they are given.
+        Under Horovod, `variables` has the rank's own accumulated gradients, not sums over the
+        ranks, so they are set as given.
 
         Raises:
-            ValueError: If it is not built, the number or the shapes of the weights are others, or
-                gradients are divided by second moments, which are in the exchange's state.
+            ValueError: If the optimizer is not built, if the number or the shapes of the weights
+            differ, or if gradients are divided by second moments, which are in the exchange's
+            state.
         """
         check_built(self)
         variables = self.variables
@@ -383,12 +384,12 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self.exchange.saving.forget()
 
     def load_without_scaler(self, store: Any) -> None:
-        """Loads the exchange's state, of a file in which the inner optimizer's is in our place."""
+        """Loads the exchange's state, if the inner optimizer's state is in this wrapper's place."""
         self.load_own_variables(store)
-        self._loaded_by_scaler = True  # what comes next is the inner optimizer's
+        self._loaded_by_scaler = True  # the following values belong to the inner optimizer
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads as the base class does; refuses momentums of no use to the inner optimizer."""
+        """Loads like the base class; refuses momentums that the inner optimizer cannot use."""
         if self.built:
             saved_state.tell_if_empty(store)
         if "0" in store.keys() and self._loaded_by_scaler:  # noqa: SIM118

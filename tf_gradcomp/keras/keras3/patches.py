@@ -1,7 +1,7 @@
 """The table of all patches of Keras 3, and `install()`, which applies them.
 
 A `CompressedOptimizer` and a `MultiWorkerMirroredStrategy` call `install()` when they are created.
-Where two rows replace the same function, the later one calls the earlier one.
+If two rows replace the same function, the later replacement calls the earlier one.
 """
 
 from __future__ import annotations

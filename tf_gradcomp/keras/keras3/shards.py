@@ -1,4 +1,4 @@
-"""Replaces weights in several files so that a kill leaves the last complete save."""
+"""Replaces weights in several files so that a kill leaves a complete save."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
     """Writes weights by `write(path)` elsewhere, and moves their files to a path.
 
     A JSON file lists the others. New files get names that no file has, and the new list replaces
-    the old one last. Then the files of the old list are removed. Keras opens the first file even
-    where the list does not name it, so that one stays, without content.
+    the old one last. Then the files of the old list are removed. Keras opens the first file even if
+    the list does not name it, so this file stays, without content.
     """
     listed = Path(path).with_suffix(".json")
     base = listed.stem.replace(".weights", "")
@@ -43,7 +43,7 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
 
 
 def _shards_of(listed: Path, base: str) -> set[Path]:
-    """Returns the files that a list names and owns; a copy of a list names those of another."""
+    """Returns the files that a list names and owns; a copied list names another list's files."""
     try:
         named = json.loads(listed.read_text())["weight_map"].values()
     except (OSError, ValueError, LookupError):

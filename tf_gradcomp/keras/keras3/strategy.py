@@ -30,7 +30,7 @@ from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
 def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Stands in for the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
+    """Replaces the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_not_inside(optimizer, keras_private.applying())
     check_moments_are_its_own(optimizer)
     losses.tell_of_wrong_share(means=False)
@@ -52,10 +52,10 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
 def means_of_step(
     strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
 ) -> Any:
-    """Returns the means over the replicas of what a step of `fit` returned.
+    """Returns the means over the replicas of a `fit` step's results.
 
-    With local steps, they are those of the latest step with an exchange: a collective in each step
-    would have workers wait for each other in each step.
+    With local steps, the means belong to the latest step with an exchange, because a collective in
+    each step would make workers wait for each other in each step.
     """
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return original()
@@ -67,8 +67,8 @@ def building(model: keras.Model) -> Iterator[None]:
     """Within this context, Keras learns the shapes of a model from this worker's part of a batch.
 
     Keras alone asks for the mean over the replicas. Integers and strings have none, and workers'
-    batches may differ in size. In the end, metrics are refused that were created outside the
-    scope of our strategy.
+    batches may differ in size. At the end, metrics that were created outside the scope of our
+    strategy are refused.
     """
     strategy = model.distribute_strategy
     with reading_own(strategy):
@@ -84,7 +84,7 @@ def building(model: keras.Model) -> Iterator[None]:
 
 
 def may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
-    """Returns whether a batch is empty, as a tensor; None where it cannot be."""
+    """Returns whether a batch is empty, as a tensor; None if it cannot be empty."""
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return None
@@ -98,9 +98,9 @@ def may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
 def reader_of(
     strategy: tf.distribute.Strategy, dataset: keras.utils.PyDataset, shuffle: bool
 ) -> PyDatasetReader | None:
-    """Returns what reads a `PyDataset` for a strategy; None where Keras reads it by itself."""
+    """Returns the reader of a `PyDataset` for a strategy; None if Keras reads it by itself."""
     if tf_private.cross_device_ops(strategy) is None:
-        return None  # no strategy, or none that reads ahead
+        return None  # no strategy, or a strategy that does not read ahead
     return PyDatasetReader(
         dataset, functools.partial(common.order_of_first, strategy) if shuffle else None
     )

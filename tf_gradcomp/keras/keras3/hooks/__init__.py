@@ -1,1 +1,1 @@
-"""Functions that replace parts of Keras 3; `patches.py` says which are in use, and why."""
+"""Functions that replace parts of Keras 3; `patches.py` lists them with reasons."""

@@ -28,9 +28,9 @@ def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool
     """Has `save(model, path, write, original)` called where Keras 3 writes a file of a model.
 
     `write` writes beside the path, then renames. HDF5 is first written in memory: on a full disk,
-    HDF5 ends the process. Only what goes to a URL is written by `original`. All
-    public functions and callbacks come here. The optimizer is left out of files in Keras' old HDF5
-    format if `leaves_out_optimizer(model, path)` says so.
+    HDF5 ends the process. Only files with a URL are written by `original`. All public functions and
+    callbacks use this function. The optimizer is left out of files in Keras' old HDF5 format if
+    `leaves_out_optimizer(model, path)` says so.
     """
 
     def save_model(
@@ -131,10 +131,10 @@ def on_broken_file(describe: Callable[[str], str]) -> None:
             return original(*args, **kwargs)
         except Exception as error:
             path = args[place] if len(args) > place else kwargs.get("filepath")
-            # Where a folder's weights cannot be opened, Keras fails once more while it cleans up.
+            # If a folder's weights cannot be opened, Keras fails a second time while it cleans up.
             cause = error.__context__ if isinstance(error, UnboundLocalError) else error
             of_file = isinstance(cause, OSError | zipfile.BadZipFile | json.JSONDecodeError)
-            of_file = of_file or "Unable to " in str(cause)  # as h5py says it
+            of_file = of_file or "Unable to " in str(cause)  # h5py's wording
             if of_file and isinstance(path, str | os.PathLike) and os.path.exists(path):
                 error.add_note(describe(os.fspath(path)))
             raise
@@ -147,7 +147,7 @@ _OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], Non
 
 
 def on_backups(save: _OnBackup, restore: _OnBackup, delete: _OnBackup) -> None:
-    """Has each called with `(callback, original)` where `BackupAndRestore` does it."""
+    """Has each function called with `(callback, original)` for a `BackupAndRestore` method."""
 
     def hooked(hook: _OnBackup, original: Any, self: Any, logs: Any = None) -> None:
         hook(self, functools.partial(original, self))

@@ -16,7 +16,7 @@ from tf_gradcomp.keras.common.hooks import replace
 
 
 def on_loss_scaled_apply(apply: Callable[..., None]) -> None:
-    """Has `apply(scaler, grads, variables, original)` called where a loss scaler applies."""
+    """Has `apply(scaler, grads, variables, original)` called when a loss scaler applies."""
 
     def hooked(
         original: Any, self: Any, grads: Sequence[Any], trainable_variables: Any = None
@@ -27,7 +27,7 @@ def on_loss_scaled_apply(apply: Callable[..., None]) -> None:
 
 
 def on_scaler_load(load: Callable[[Any, Any, Callable[..., None]], None]) -> None:
-    """Has `load(scaler, store, original)` called where a file is loaded into a loss scaler."""
+    """Has `load(scaler, store, original)` called when a file is loaded into a loss scaler."""
     replace(
         keras.optimizers.LossScaleOptimizer,
         "load_own_variables",
@@ -36,7 +36,7 @@ def on_scaler_load(load: Callable[[Any, Any, Callable[..., None]], None]) -> Non
 
 
 def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
-    """Has `agree(scaler, finite)` called on what a loss scaler found in its own gradients."""
+    """Has `agree(scaler, finite)` called with a loss scaler's check of its own gradients."""
 
     def hooked(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
         return agree(self, original(self, grads))
@@ -52,13 +52,13 @@ def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> N
             check(optimizer)
         original(self, var_list)
 
-    class_ = getattr(keras.optimizers, "MultiOptimizer", None)  # not in all releases
+    class_ = getattr(keras.optimizers, "MultiOptimizer", None)  # absent in some releases
     if class_ is not None:
         replace(class_, "build", hooked)
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces."""
+    """Has `reduce(optimizer, grads_and_vars, original)` called when Keras reduces gradients."""
 
     @tf.autograph.experimental.do_not_convert
     def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
@@ -68,7 +68,7 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
 
 
 def on_iterations(batches_of_update: Callable[[Any], int | None]) -> None:
-    """Has `iterations` count updates where `batches_of_update(optimizer)` is a number."""
+    """Has `iterations` count updates if `batches_of_update(optimizer)` is a number."""
     original: Any = BaseOptimizer.iterations
 
     @functools.wraps(original.fget)

@@ -34,11 +34,11 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
 
 
 def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) -> None:
-    """Has `fit`, `evaluate` and their kin build model and metrics within `building(model)`.
+    """Has `fit`, `evaluate` and related methods build model and metrics within `building(model)`.
 
-    To know the shapes, Keras takes a batch of the data under a strategy. From a generator it would
-    take more, for batches are prefetched, and these would be lost: so it is given one that it has
-    kept. A `PyDataset` is asked for one batch alone.
+    To learn the shapes, Keras takes a batch of the data under a strategy. From a generator, it
+    would take more batches, because batches are prefetched, and these would be lost. It therefore
+    gets a batch that it has kept. From a `PyDataset`, it gets only one batch.
     """
 
     def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -83,7 +83,7 @@ def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
 
 
 def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | None]) -> None:
-    """Has `BatchNormalization` keep its moving statistics as they are if a batch is empty.
+    """Has `BatchNormalization` keep its moving statistics unchanged if a batch is empty.
 
     `empty` tells whether a batch may be empty, as a tensor; None if it cannot.
     """
@@ -102,8 +102,8 @@ def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | No
 def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:
     """Has `make(strategy, dataset, shuffle)` read each `PyDataset` that Keras trains on.
 
-    It returns what stands in for Keras' enqueuer, and is told where an epoch begins; or None if
-    Keras reads by itself.
+    `make` returns the replacement of Keras' enqueuer, which is told when an epoch begins; or None
+    if Keras reads by itself.
     """
 
     def replace(epochs: Any, _: Any) -> None:
@@ -127,7 +127,7 @@ def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -
 def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     """Has `make(generator)` read each Python generator that Keras trains on.
 
-    The reader is told where an iterator is made, and how many of its batches are used.
+    The reader is told when an iterator is created, and how many of its batches are used.
     """
 
     def read(original: Any, self: Any, generator: Iterator[Any]) -> None:
