@@ -143,8 +143,11 @@ def main() -> int:
     check_python(target)
     compiler = find_compiler()
     tests = PYTEST in arguments.commands
+    extras = arguments.extras
+    if tests and target is NEWEST:
+        extras = (*extras, "ray")
     with alone_in(target.folder):
-        prepare(target, arguments.extras, compiler)
+        prepare(target, extras, compiler)
         if tests and target in (NEWEST, TF_KERAS):
             prepare_tf_keras(target)
         if arguments.horovod and target is not OLDEST:

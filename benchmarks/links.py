@@ -147,6 +147,14 @@ class Network:
             for interface in ("lo", _INTERFACE):
                 _run("ip", "-n", worker, "link", "set", "dev", interface, "up")
 
+    def cut(self, worker: int) -> None:
+        """Cuts a worker off: packets from it and to it get lost, and its link stays up."""
+        _run("ip", "-n", self._bridge, "link", "set", "dev", _port(worker), "nomaster")
+
+    def rejoin(self, worker: int) -> None:
+        """Connects a worker that was cut off."""
+        _run("ip", "-n", self._bridge, "link", "set", "dev", _port(worker), "master", "bridge")
+
     def remove(self) -> None:
         """Removes what was made of it; with a namespace go the interfaces in it."""
         there = {entry["name"] for entry in json.loads(_run("ip", "-json", "netns") or "[]")}

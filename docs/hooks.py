@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"]
 FIRST_PAGE = (Path("README.md"), Path("docs/README.md"))  # the site's contents replace the index
-PROGRAMS = ["benchmarks/*.png", "keras_examples/*.py", "Dockerfile"]
+PROGRAMS = ["benchmarks/*.png", "keras_examples/*.py", "keras_examples/*/*.yaml", "Dockerfile"]
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)]+)(?=\))")
 
 

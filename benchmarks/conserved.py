@@ -1,0 +1,105 @@
+"""Trains until told to stop, and checks after each epoch that no gradient was lost: FOLDER.
+
+All gradients are whole numbers, so float32 holds each sum of them exactly. The weights begin at
+zero and the learning rate is 1: what was applied is minus the weights. Applied plus unsent must
+equal what the data gave in all epochs so far, also after a restart. FOLDER gets the backup and
+`log.jsonl`, to which the workers append lines. A file named `stop` there ends the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+LOG, STOP = "log.jsonl", "stop"
+STEPS = 20  # of an epoch
+_ROWS, _FEATURES, _OUTPUTS = 4, 200, 10  # rows of a worker in a step
+_EXACT = 2**24  # float32 holds all whole numbers up to this one
+
+
+def note(folder: Path, **facts: Any) -> None:
+    """Appends a line to the log, which all workers share."""
+    with open(folder / LOG, "a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    note(folder, worker=task, pid=os.getpid())  # first, for it may be killed from now on
+    train(folder, task)
+
+
+def train(folder: Path, task: int) -> None:
+    import keras
+    import numpy as np
+
+    import tf_gradcomp as gc
+
+    strategy = gc.MultiWorkerMirroredStrategy()
+    rows = STEPS * _ROWS * strategy.num_replicas_in_sync
+    random = np.random.default_rng(0)
+    x, y = (random.integers(-1, 2, (rows, n)).astype("float32") for n in (_FEATURES, _OUTPUTS))
+    given = [x.T @ y, y.sum(0)]  # by an epoch, to the kernel and to the bias
+
+    class Linear(keras.losses.Loss):
+        """The sum of the products of outputs and targets, whose gradient does not change."""
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.sum(y_true * y_pred, axis=-1)
+
+    class Conserved(keras.callbacks.Callback):
+        """Compares what was applied and what is unsent with what was given."""
+
+        began = False
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            if not self.began:  # Keras may have restored a backup just before
+                self.began = True
+                self.compare(epoch)
+                if task == 0:
+                    note(folder, resumed=epoch)
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            self.compare(epoch + 1)
+            if task == 0:
+                note(folder, saved=epoch + 1)
+            stop = np.array([(folder / STOP).exists()], np.float64)
+            self.model.stop_training = bool(strategy.group.from_first(stop)[0])
+
+        def compare(self, epochs: int) -> None:
+            optimizer = self.model.optimizer
+            unsent = [np.asarray(total) for total in optimizer.exchange.residuals]
+            lost = [
+                float(np.abs(epochs * total + weight - rest).max())
+                for total, weight, rest in zip(given, self.model.get_weights(), unsent, strict=True)
+            ]
+            steps = int(optimizer.iterations.numpy())
+            largest = max(float(np.abs(weight).max()) for weight in self.model.get_weights())
+            if any(lost) or steps != epochs * STEPS or largest > _EXACT:
+                problem = f"after {epochs} epochs: {lost=}, {steps=}, {largest=}"
+                note(folder, problem=problem)
+                raise AssertionError(problem)
+
+    with strategy.scope():
+        zeros = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
+        model = keras.Sequential([keras.Input((_FEATURES,)), keras.layers.Dense(_OUTPUTS, **zeros)])
+        optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), "top_k(density=0.05)")
+        model.compile(optimizer, Linear(reduction="sum"))
+        optimizer.build(model.trainable_variables)
+    model.fit(
+        x,
+        y,
+        batch_size=rows // STEPS,
+        epochs=sys.maxsize,
+        shuffle=False,
+        verbose=0,
+        callbacks=[gc.callbacks.BackupAndRestore(folder / "backup"), Conserved()],
+    )
+
+
+if __name__ == "__main__":
+    main()

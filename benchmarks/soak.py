@@ -1,0 +1,377 @@
+"""Trains for long under `gradcomp run --max-restarts`, and kills workers at random times.
+
+    python benchmarks/soak.py                                  # ten minutes, for release notes
+    python benchmarks/soak.py --minutes 120 --kills 30
+
+The workers check after each epoch, and where they resume, that applied plus unsent gradients equal
+what was given (`conserved.py`). This program checks that each restart resumes from the last save,
+that no process is left, and that memory does not grow. It prints what it found as a table, and ends
+with exit code 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import conserved
+
+GRADCOMP = (sys.executable, "-m", "tf_gradcomp.cli.main")
+PROGRAM = Path(conserved.__file__)
+_TURN = 0.1  # seconds between two looks at the job
+_RUN = 180.0  # seconds that a run may take to start, to save and to end
+_WARM_UP, _SHORTEST = 30.0, 60.0  # seconds of a process: before it is judged, and judged at least
+_NEGLIGIBLE = 0.01  # growth, as a share of the memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The arguments of a soak test."""
+
+    minutes: float
+    kills: int
+    seed: int
+    workers: int
+
+
+@dataclasses.dataclass
+class Samples:
+    """The memory of a process over time.
+
+    Attributes:
+        kind: The kind of the process.
+        times: When samples were taken, in seconds.
+        megabytes: The anonymous memory that was resident then.
+    """
+
+    kind: str
+    times: list[float] = dataclasses.field(default_factory=list)
+    megabytes: list[float] = dataclasses.field(default_factory=list)
+
+    def part(self, since: float) -> Samples:
+        """Returns the samples after a time and after the process has warmed up."""
+        since = max(since, self.times[0] + _WARM_UP)
+        kept = [i for i, moment in enumerate(self.times) if moment >= since]
+        of_kept = ([values[i] for i in kept] for values in (self.times, self.megabytes))
+        return Samples(self.kind, *of_kept)
+
+    @property
+    def seconds(self) -> float:
+        """The time between the first sample and the last."""
+        return self.times[-1] - self.times[0] if self.times else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """The growth of the memory of all processes of a kind, by least squares.
+
+    Attributes:
+        megabytes: The mean.
+        per_hour: The slope; each process has a mean of its own.
+        error: The standard error of the slope.
+        seconds: The longest time for which one process was watched.
+    """
+
+    megabytes: float
+    per_hour: float
+    error: float
+    seconds: float
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the slope is within two standard errors, or the growth is negligible."""
+        growth = self.per_hour * self.seconds / 3600
+        return self.per_hour <= 2 * self.error or growth <= _NEGLIGIBLE * self.megabytes
+
+
+@dataclasses.dataclass
+class Found:
+    """Results of a soak test.
+
+    Attributes:
+        kills: The number of workers that were killed.
+        restarts: The number of times that `gradcomp run` started the job again.
+        epochs: The number of epochs that the job trained.
+        checks: How many times the workers found that nothing was lost.
+        slopes: Of memory, by the kind of process; kinds that could not be judged are missing.
+        faults: Everything that was wrong.
+    """
+
+    kills: int = 0
+    restarts: int = 0
+    epochs: int = 0
+    checks: int = 0
+    slopes: dict[str, Slope] = dataclasses.field(default_factory=dict)
+    faults: list[str] = dataclasses.field(default_factory=list)
+
+
+class Log:
+    """The lines that the workers have written.
+
+    Attributes:
+        lines: All of them.
+        pids: The process of each worker in the latest run.
+        saved: Whether the latest run has saved.
+        problem: Whether a worker has found that something was lost.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / conserved.LOG
+        self._read = 0
+        self.lines: list[dict[str, Any]] = []
+        self.pids: dict[int, int] = {}
+        self.saved = self.problem = False
+
+    def read(self) -> None:
+        """Reads the lines that are complete since the last call."""
+        if not self._path.exists():
+            return
+        with open(self._path) as file:
+            file.seek(self._read)
+            text = file.read()
+        complete = text[: text.rfind("\n") + 1]
+        self._read += len(complete)
+        for line in complete.splitlines():
+            self.take(json.loads(line))
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Takes one line."""
+        self.lines.append(line)
+        self.problem = self.problem or "problem" in line
+        if "pid" in line:
+            self.pids[line["worker"]] = line["pid"]
+            self.saved = False
+        self.saved = self.saved or "saved" in line
+
+
+class Killer:
+    """Kills workers at random times.
+
+    A job whose runs die twice without a save would end, as it should. So a kill waits if the run
+    before died without a save, until this one has saved.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        chance = random.Random(plan.seed)
+        self._times = sorted(chance.uniform(0, 60 * plan.minutes) for _ in range(plan.kills))
+        self._victims = [chance.randrange(plan.workers) for _ in range(plan.kills)]
+        self._workers = plan.workers
+        self._spared = False  # whether the run before this one died without a save
+        self.killed = 0
+
+    @property
+    def is_done(self) -> bool:
+        """True if all kills were made."""
+        return self.killed == len(self._times)
+
+    def look(self, seconds: float, log: Log) -> None:
+        """Kills a worker if it is time to."""
+        due = self.killed
+        if self.is_done or seconds < self._times[due]:
+            return
+        running = len(log.pids) == self._workers
+        if running and (log.saved or not self._spared):
+            with contextlib.suppress(ProcessLookupError):  # the job has failed by itself
+                os.kill(log.pids[self._victims[due]], signal.SIGKILL)
+            self.killed += 1
+            self._spared = not log.saved
+            log.pids.clear()
+
+
+def soak(
+    plan: Plan, gradcomp: Sequence[str] = GRADCOMP, env: Mapping[str, str] | None = None
+) -> Found:
+    """Runs a soak test.
+
+    Args:
+        plan: Its arguments.
+        gradcomp: How to start the `gradcomp` command.
+        env: More environment for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradcomp-soak-") as name:
+        folder = Path(name)
+        command = [*gradcomp, "run", "-n", str(plan.workers), "--max-restarts", str(plan.kills)]
+        command += ["--json", str(PROGRAM), name]
+        with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
+            job = subprocess.Popen(
+                command, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stderr
+            )
+            try:
+                found = _watch(plan, job, folder)
+            finally:
+                if job.poll() is None:
+                    job.send_signal(signal.SIGTERM)
+                    job.wait()
+        _judge_end(found, job.returncode, folder)
+        return found
+
+
+def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
+    """Kills workers and takes samples until the job has ended, or should have."""
+    log, killer = Log(folder), Killer(plan)
+    samples: dict[int, Samples] = {job.pid: Samples("gradcomp run")}
+    started = time.monotonic()
+    length = 60 * plan.minutes
+    limit = length + _RUN * (plan.kills + 1)
+    taken = -1.0
+    while job.poll() is None and (seconds := time.monotonic() - started) < limit:
+        log.read()
+        if log.problem:
+            break
+        if seconds >= length and killer.is_done and log.saved:
+            (folder / conserved.STOP).touch()
+        killer.look(seconds, log)
+        if seconds >= taken + 1:
+            taken = seconds
+            for pid in log.pids.values():
+                samples.setdefault(pid, Samples("worker"))
+            _sample(samples, seconds)
+        time.sleep(_TURN)
+    log.read()
+    found = Found(kills=killer.killed, slopes=slopes(samples.values(), length / 2))
+    if job.poll() is None:
+        found.faults.append(f"the job did not end, after {found.kills} of {plan.kills} kills")
+    _judge_log(found, log.lines)
+    left = [pid for pid in samples if pid != job.pid and _is_running(pid)]
+    if job.poll() is not None and left:
+        found.faults.append(f"workers are left: {left}")
+    return found
+
+
+def _judge_log(found: Found, lines: Sequence[Mapping[str, Any]]) -> None:
+    found.faults += [line["problem"] for line in lines if "problem" in line]
+    saved = 0
+    for line in lines:
+        if "resumed" in line and line["resumed"] < saved:
+            found.faults.append(f"resumed at epoch {line['resumed']}, although {saved} were saved")
+        saved = line.get("saved", saved)
+    found.epochs = saved
+    found.checks = sum("saved" in line or "resumed" in line for line in lines)
+    found.faults += [
+        f"the memory of {kind} grows: {slope.per_hour:+.1f} MB per hour"
+        for kind, slope in found.slopes.items()
+        if not slope.is_flat
+    ]
+
+
+def _judge_end(found: Found, returncode: int, folder: Path) -> None:
+    try:
+        end = json.loads((folder / "stdout").read_text())
+    except ValueError:
+        end = {"exit_code": None, "restarts": 0}
+    found.restarts = end["restarts"]
+    if returncode or end["exit_code"]:
+        said = (folder / "stderr").read_text().splitlines()[-20:]
+        found.faults.append("\n".join([f"gradcomp run ended with exit code {returncode}:", *said]))
+    elif found.restarts != found.kills:
+        found.faults.append(f"{found.kills} kills, and {found.restarts} restarts")
+
+
+def slopes(samples: Iterator[Samples] | Sequence[Samples], since: float) -> dict[str, Slope]:
+    """Returns the growth of memory after a time, by the kind of process.
+
+    Processes that have not lived long enough after their warm-up are left out.
+    """
+    kinds = collections.defaultdict(list)
+    for one in samples:
+        part = one.part(since) if one.times else one
+        if part.seconds >= _SHORTEST:
+            kinds[one.kind].append(part)
+    return {kind: _slope(parts) for kind, parts in kinds.items()}
+
+
+def _slope(parts: Sequence[Samples]) -> Slope:
+    times, values, count = [], [], 0
+    for part in parts:
+        middle, mean = statistics.mean(part.times), statistics.mean(part.megabytes)
+        times += [moment - middle for moment in part.times]
+        values += [value - mean for value in part.megabytes]
+        count += 1
+    spread = sum(moment**2 for moment in times)
+    slope = sum(t * v for t, v in zip(times, values, strict=True)) / spread
+    rest = sum((v - slope * t) ** 2 for t, v in zip(times, values, strict=True))
+    error = (rest / (len(times) - count - 1) / spread) ** 0.5
+    return Slope(
+        statistics.mean(value for part in parts for value in part.megabytes),
+        3600 * slope,
+        3600 * error,
+        max(part.seconds for part in parts),
+    )
+
+
+def _sample(samples: Mapping[int, Samples], seconds: float) -> None:
+    for pid, of_process in samples.items():
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # it has ended
+            continue
+        sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+        if sizes:  # none of a process that has just ended
+            of_process.times.append(seconds)
+            of_process.megabytes.append(int(sizes[0]) / 1024)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def markdown(plan: Plan, found: Found) -> str:
+    """Returns the table of a soak test."""
+    rows = {
+        "minutes": f"{plan.minutes:g}",
+        "workers": str(plan.workers),
+        "workers killed": str(found.kills),
+        "restarts": str(found.restarts),
+        "epochs, steps": f"{found.epochs:,}, {found.epochs * conserved.STEPS:,}",
+        "checks that nothing was lost": f"{found.checks:,}",
+    }
+    for kind in ("worker", "gradcomp run"):
+        slope = found.slopes.get(kind)
+        rows[f"memory of {kind}"] = (
+            f"{slope.megabytes:.0f} MB, {slope.per_hour:+.1f} ± {2 * slope.error:.1f} MB per hour"
+            if slope
+            else "not judged: no process lived long enough"
+        )
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["| soak test | |", "|---|---|", *lines])
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    help="Train for so long, and until all kills were made.",
+)
+@click.option("--kills", type=click.IntRange(min=0), default=5, help="Workers to kill.")
+@click.option("--seed", default=0, help="Seed of the times, and of which worker is killed.")
+@click.option("--workers", type=click.IntRange(min=2), default=2)
+def main(**arguments: Any) -> None:
+    """Train for some minutes while workers are killed."""
+    plan = Plan(**arguments)
+    found = soak(plan)
+    print(markdown(plan, found))
+    for fault in found.faults:
+        click.secho(f"soak: {fault}", err=True, fg="red")
+    sys.exit(bool(found.faults))
+
+
+if __name__ == "__main__":
+    main()

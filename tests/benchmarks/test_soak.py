@@ -1,0 +1,88 @@
+"""The soak test, for half a minute, and that it sees what it looks for."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import soak
+
+from tests.benchmarks.conftest import BENCHMARKS
+from tests.workers import ONE_THREAD, PYTHON, run_workers, server
+
+GRADCOMP = [*PYTHON, str(Path(sys.executable).with_name("gradcomp"))]
+
+
+def test_nothing_is_lost_when_workers_are_killed():
+    plan = soak.Plan(minutes=0.2, kills=2, seed=2, workers=2)
+    found = soak.soak(plan, GRADCOMP, {**ONE_THREAD, "PRELOADED": server(0)})
+    print(soak.markdown(plan, found))
+    assert found.faults == []
+    assert found.kills == found.restarts == 2
+    assert found.checks >= found.epochs > 0
+
+
+LOSES = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import conserved
+from tf_gradcomp.exchange.exchange import GradientExchange
+
+whole = GradientExchange.residuals.fget
+GradientExchange.residuals = property(lambda self: [0.5 * total for total in whole(self)])
+conserved.main()
+"""
+
+
+def test_a_lost_gradient_is_seen(tmp_path):
+    workers = run_workers(LOSES, 2, [tmp_path], check=False)
+    for worker in workers:
+        assert worker.returncode == 1
+        assert "AssertionError: after 1 epochs: lost=[" in worker.stderr
+    log = soak.Log(tmp_path)
+    log.read()
+    assert log.problem
+
+
+def test_a_resume_before_the_last_save_is_seen():
+    found = soak.Found(kills=1)
+    lines = [{"resumed": 0}, {"saved": 1}, {"saved": 2}, {"resumed": 1}, {"saved": 2}]
+    soak._judge_log(found, lines)
+    assert found.faults == ["resumed at epoch 1, although 2 were saved"]
+    assert (found.epochs, found.checks) == (2, 5)
+
+
+def of_process(start, seconds, megabytes):
+    times = [start + second for second in range(seconds)]
+    return soak.Samples("worker", times, [megabytes(second) for second in range(seconds)])
+
+
+@pytest.mark.parametrize(("per_second", "is_flat"), [(0.0, True), (0.02, False), (0.5, False)])
+def test_memory_that_grows_is_told_from_noise(per_second, is_flat):
+    chance = random.Random(0)
+    samples = [
+        of_process(start, 300, lambda s: 200 + min(s, 30) + per_second * s + chance.gauss(0, 0.1))
+        for start in (0, 310, 650)
+    ]
+    slope = soak.slopes(samples, since=0.0)["worker"]
+    assert slope.is_flat == is_flat
+    assert slope.per_hour / 3600 == pytest.approx(per_second, abs=0.001)
+    assert slope.megabytes == pytest.approx(230 + 165 * per_second, abs=0.5)
+
+
+def test_processes_that_do_not_live_long_are_not_judged():
+    assert soak.slopes([of_process(0, 60, lambda second: second)], since=0.0) == {}
+    assert soak.slopes([soak.Samples("worker")], since=0.0) == {}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_second_kill_waits_for_a_save(monkeypatch, saves):
+    monkeypatch.setattr(soak.os, "kill", lambda pid, signum: None)
+    log, killer = soak.Log(Path("nowhere")), soak.Killer(soak.Plan(1.0, kills=3, seed=0, workers=2))
+    for run in range(3):
+        for worker in range(2):
+            log.take({"worker": worker, "pid": 10 * run + worker})
+        if saves:
+            log.take({"saved": run + 1})
+        killer.look(60.0, log)
+    assert killer.killed == (3 if saves else 1)
