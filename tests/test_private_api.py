@@ -821,10 +821,14 @@ def test_on_saved_model(tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded.serve(np.ones((1, 1))), model(np.ones((1, 1))))
 
 
-def test_announce_and_all_come(workers):
+def test_announce_withdraw_and_all_come(workers):
     for worker in workers:
-        seen = worker["announced"]
-        assert seen == {"told": ["by 0", "by 1"], "come": [True, False, True], "nothing": None}
+        told, come, nothing = worker["announced"].values()
+        assert (told, come, nothing) == (["by 0", "by 1"], [True, False, True], [None, None])
+
+
+def test_on_collectives(workers):
+    assert [worker["on_collectives"] for worker in workers] == [[1] * 8] * 2
 
 
 @pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.replaces[0])

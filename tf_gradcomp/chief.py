@@ -46,7 +46,7 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None:
     """Returns this process' rank, consistent with `is_chief`; None outside a job of several."""
-    task = _task_of(strategy)
+    task = task_of(strategy)
     if task is not None:
         return Worker(f"{task.task_type}-{task.task_index}", task.is_chief)
     hvd = horovod_here.in_use()
@@ -60,7 +60,8 @@ def worker_of_rank(rank: int) -> Worker:
     return Worker(f"worker-{rank}", rank == 0)
 
 
-def _task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
+def task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
+    """Returns the task of this process in a strategy's cluster, or else in that of TF_CONFIG."""
     resolver = (strategy or tf.distribute.get_strategy()).cluster_resolver
     cluster = resolver.cluster_spec().as_dict() if resolver else {}
     # A TPU's resolver names hosts, but no task: one process drives them all.

@@ -1,6 +1,8 @@
 """Environment variables by which a user changes what an unchanged program does."""
 
+PREFIX = "GRADCOMP_"
 COMPRESSOR = "GRADCOMP_COMPRESSOR"  # the method in place of the program's own, as text
 MALLOC = "GRADCOMP_MALLOC"  # whether `gradcomp run` tunes its workers' malloc: tuned or default
 SAVES = "GRADCOMP_SAVES"  # `gradcomp run --max-restarts`: a file that grows with each save
 HEARTBEAT_TIMEOUT = "GRADCOMP_HEARTBEAT_TIMEOUT"  # seconds, after which a silent worker is lost
+STALL_AFTER = "GRADCOMP_STALL_AFTER"  # seconds in a collective, after which a worker reports

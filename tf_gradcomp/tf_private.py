@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -82,6 +82,10 @@ def timeout_seconds(strategy: tf.distribute.Strategy) -> float:
     return strategy.extended._communication_options.timeout_seconds or 0
 
 
+def _launcher_of_host(strategy: tf.distribute.Strategy) -> Any:
+    return _launcher_once(_host_launchers, strategy, _host(strategy), _HOST_GROUP_KEY)
+
+
 def _host(strategy: tf.distribute.Strategy) -> str:
     """The host of this worker, by a name that TensorFlow does not take for its first GPU."""
     worker = tf.DeviceSpec.from_string(strategy.extended._worker_device)
@@ -147,23 +151,6 @@ def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf
             lambda: tf.raw_ops.CollectiveBcastSendV2(input=value, **group),
             lambda: tf.raw_ops.CollectiveBcastRecvV2(T=value.dtype, shape=tf.shape(value), **group),
         )
-
-
-@contextlib.contextmanager
-def coordinating(heartbeat_timeout: float) -> Iterator[None]:
-    """Within this context, the workers that connect lose one that is silent for so many seconds.
-
-    TensorFlow has no public setting for this, and takes 10 seconds.
-    """
-    context = _context.context()
-    context.configure_coordination_service = functools.partial(
-        context.configure_coordination_service,
-        heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout),
-    )
-    try:
-        yield
-    finally:
-        del context.configure_coordination_service
 
 
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
@@ -290,6 +277,30 @@ def _gather_unless_empty(
     return tf.reshape(rows[: tf.reduce_prod(of_all)], of_all)
 
 
+def on_collectives(
+    strategy: tf.distribute.Strategy, turn: Callable[[Sequence[tf.Tensor]], None]
+) -> None:
+    """Has `turn(tensors)` called where a collective of TensorFlow's own begins, and where it ends.
+
+    The tensors are what it is given, and what it returns. With several replicas in a worker, only
+    the first one's collectives are told of. No public API sees collectives.
+    """
+    of_steps = (strategy.extended._cross_device_ops, strategy.extended._host_cross_device_ops)
+    launchers = [ops._launchers[0] for ops in of_steps]
+    for launcher_ in [*launchers, _launcher_of_means(strategy), _launcher_of_host(strategy)]:
+        for name in ("all_reduce", "_all_gather"):
+            setattr(launcher_, name, functools.partial(_telling, turn, getattr(launcher_, name)))
+
+
+def _telling(
+    turn: Callable[[Sequence[Any]], None], collective: Any, value: Any, *args: Any, **kwargs: Any
+) -> Any:
+    turn([value])
+    result = collective(value, *args, **kwargs)
+    turn([result])
+    return result
+
+
 def let_variables_become_numbers() -> None:
     """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
 
@@ -334,8 +345,7 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
     and it shares its group with the strategy's collectives, so that workers which disagree on what
     comes next would wait for each other instead of finding out.
     """
-    launcher_ = _launcher_once(_host_launchers, strategy, _host(strategy), _HOST_GROUP_KEY)
-    return launcher_._all_gather(value, tf.distribute.experimental.CommunicationOptions())
+    return _launcher_of_host(strategy)._all_gather(value, None)
 
 
 def use_logical_cpus(replicas: int) -> None:

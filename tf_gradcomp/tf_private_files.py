@@ -1,10 +1,11 @@
-"""Private API of TensorFlow: checkpoints, and what workers tell each other when they save."""
+"""Private API of TensorFlow: checkpoints, and the service by which workers hear of each other."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -44,12 +45,34 @@ def save_as(
     variable._restore_from_tensors = lambda tensors: restore(tensors[key])
 
 
+@contextlib.contextmanager
+def coordinating(heartbeat_timeout: float) -> Iterator[None]:
+    """Within this context, the workers that connect lose one that is silent for so many seconds.
+
+    TensorFlow has no public setting for this, and takes 10 seconds.
+    """
+    context = _context.context()
+    context.configure_coordination_service = functools.partial(
+        context.configure_coordination_service,
+        heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout),
+    )
+    try:
+        yield
+    finally:
+        del context.configure_coordination_service
+
+
 def announce(key: str, value: str) -> None:
     """Tells all workers a value, by the coordination service; each key only once.
 
     Unlike a collective, nobody has to be there to hear it. No public API reaches the service.
     """
     _context.context().set_config_key_value(key, value)
+
+
+def withdraw(key: str) -> None:
+    """Takes back what was announced under a key, so that something else can be."""
+    _context.context().delete_config_key_value(key)
 
 
 def announced(key: str, seconds: float) -> str | None:

@@ -498,6 +498,16 @@ def test_the_heartbeat_timeout_is_told_to_the_workers(program):
     assert told == "[worker 0] 120\n"
 
 
+def test_after_which_wait_to_report_is_told_to_the_workers(program):
+    path = program("print(os.environ.get('GRADCOMP_STALL_AFTER'))")
+    for given, told in (("90", "90"), ("1.5", "1.5"), ("0", "0")):
+        done = gradcomp("run", "-n", "1", "--stall-after", given, path)
+        assert done.stdout == f"[worker 0] {told}\n"
+    refused = gradcomp("run", "-n", "1", "--stall-after", "0.5", path)
+    assert refused.returncode == 2
+    assert "0.5 is not in the range x>=1" in refused.stderr
+
+
 def test_threads_are_left_alone_unless_asked_for(program):
     path = program("print(os.environ.get('TF_NUM_INTRAOP_THREADS'))")
     assert gradcomp("run", "-n", "1", path).stdout == "[worker 0] None\n"

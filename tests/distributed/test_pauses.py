@@ -1,5 +1,6 @@
 """Workers that stop for a while and go on, as in a virtual machine that is moved."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,15 @@ PROGRAM = Path(__file__).parent / "programs/pauses.py"
 TENSORFLOWS_TIMEOUT = 10  # seconds
 
 
+STALL_AFTER = 4  # seconds
+NO_ANSWER = "its process is there but does not answer, so it is paused or blocked."
+
+
 def train(paused, seconds, timeout, check=True):
-    env = {"GRADCOMP_HEARTBEAT_TIMEOUT": str(timeout)}
+    env = {
+        "GRADCOMP_HEARTBEAT_TIMEOUT": str(timeout),
+        "GRADCOMP_STALL_AFTER": str(STALL_AFTER),
+    }
     return run_workers(PROGRAM, 2, [paused, seconds], env=env, check=check)
 
 
@@ -25,6 +33,10 @@ def without_a_pause():
 def test_a_pause_beyond_tensorflows_timeout_changes_nothing(without_a_pause, paused):
     workers = train(paused, TENSORFLOWS_TIMEOUT + 2, timeout=60)
     assert [result(worker) for worker in workers] == without_a_pause
+    stderr = workers[1 - paused].stderr
+    assert stderr.count(NO_ANSWER) == 1
+    assert re.search(rf"Worker {paused} \(localhost:\d+\) has not arrived: {NO_ANSWER}", stderr)
+    assert NO_ANSWER not in workers[paused].stderr
 
 
 def test_a_pause_beyond_the_given_timeout_ends_the_job():

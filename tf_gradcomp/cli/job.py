@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.output import WorkerOutput, columns_beside_names, echo
 from tf_gradcomp.cli.stop_requests import stop_requests
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch import JobResult, LocalJob, Rank, addresses_of_all, malloc
+from tf_gradcomp.launch import JobResult, LocalJob, Placed, Rank, addresses_of_all, malloc
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import make_tf_config
 
@@ -29,6 +30,7 @@ def run_job(
     timeout: float | None = None,
     worker_env: Sequence[Mapping[str, str]] | None = None,
     part: Rank | None = None,
+    placed: Placed | None = None,
     *,
     tf_config: bool = True,
     all_to_stderr: bool = False,
@@ -37,8 +39,8 @@ def run_job(
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
     `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place of the job's only
-    worker in a larger job. `verbose` shows the lines that `Quiet` would omit. `LocalJob` explains
-    the other arguments.
+    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `verbose`
+    shows the lines that `Quiet` would omit. `LocalJob` explains the other arguments.
     """
     of_all = part.size if part else workers
     env = {**env, **_malloc_settings(env, tell=verbose)}
@@ -47,6 +49,10 @@ def run_job(
         env = {quiet.LEVEL: "1", **env}
     if part is None and sys.stdout is not None and sys.stdout.isatty():
         env = {**env, "COLUMNS": str(columns_beside_names(of_all))}
+    prefixes = None
+    if placed is not None:
+        prefixes = placed.prefixes([name for name in env if env[name] != os.environ.get(name)])
+        worker_env, tf_config = placed.env(), False
     with (
         stop_requests(grace, timeout) as requests,
         WorkerOutput(
@@ -62,6 +68,7 @@ def run_job(
             env=env,
             worker_env=worker_env,
             tf_config=tf_config,
+            worker_prefix=prefixes,
             first=part.rank if part else 0,
             on_line=shown.line,
             on_progress=shown.progress,

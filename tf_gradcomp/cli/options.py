@@ -40,6 +40,16 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class SecondsOrNever(Seconds):
+    """A time, or 0 for what shall never happen."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        return 0.0 if value in ("0", 0) else super().convert(value, param, ctx)
+
+
 class Workers(click.IntRange):
     """A number of workers; explains `-np`, which users of `mpirun` write."""
 

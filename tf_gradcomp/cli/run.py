@@ -10,11 +10,18 @@ from pathlib import Path
 
 import click
 
+from tf_gradcomp.cli.hosts import hosts_of
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
-from tf_gradcomp.cli.options import Seconds, Threads, Workers, print_json
+from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
 from tf_gradcomp.cli.restarts import run_restarting
-from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT
-from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, scheduled
+from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
+from tf_gradcomp.launch import (
+    JobResult,
+    Rank,
+    gpus_of_workers,
+    horovod_ranks,
+    scheduled,
+)
 
 
 @click.command(
@@ -28,6 +35,21 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     type=Workers(min=1),
     help="Number of worker processes to start on this machine. Leave this out under srun and "
     "mpirun, which start one gradcomp for each worker.",
+)
+@click.option(
+    "-H",
+    "--hosts",
+    metavar="HOST[:N],...",
+    help="Start N workers on each of these hosts, or one, by ssh. Each host needs this Python, its "
+    "packages, and the program, in the same folders as here.",
+)
+@click.option(
+    "-x",
+    "--export",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Pass an environment variable to the workers on hosts; repeat it for several. TF_CONFIG "
+    "and all GRADCOMP_ variables are always passed.",
 )
 @click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
 @click.option(
@@ -77,6 +99,13 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     "GRADCOMP_HEARTBEAT_TIMEOUT for the workers.",
 )
 @click.option(
+    "--stall-after",
+    type=SecondsOrNever(min=1),
+    metavar="SECONDS",
+    help="Have a worker that waits for so long report for whom; 30 by default, 0 for never. "
+    "It sets GRADCOMP_STALL_AFTER for them.",
+)
+@click.option(
     "--threads-per-worker",
     type=Threads(),
     help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
@@ -110,6 +139,8 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: int | None,
+    hosts: str | None,
+    export: tuple[str, ...],
     module: bool,
     output: str,
     verbose: bool,
@@ -117,6 +148,7 @@ def run(
     timeout: float | None,
     max_restarts: int,
     heartbeat_timeout: float | None,
+    stall_after: float | None,
     threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
     compressor: str | None,
@@ -131,29 +163,38 @@ def run(
     its own index. When a worker fails, the other workers are ended, and the exit code is the first
     failed worker's exit code.
 
-    On several machines, srun or mpirun starts one gradcomp for each worker, and tells it the
-    worker's index and the other workers' addresses.
+    On several machines, -H starts the workers by ssh. Or srun or mpirun starts one gradcomp for
+    each worker, and tells it the worker's index and the other workers' addresses.
 
     With --horovod, the workers are ranks of Horovod, and find each other by `hvd.init()`.
 
     \b
     Examples:
       gradcomp run -n 4 train.py --epochs 10
+      gradcomp run -H host1,host2:2 train.py --epochs 10
       srun -N 2 --kill-on-bad-exit gradcomp run train.py --epochs 10
       mpirun -H host1,host2 gradcomp run train.py --epochs 10
     """  # noqa: D301
     _refuse_nested_start()
     place = scheduled()
-    check_scheduled(place, workers, horovod, gpus_per_worker is not None)
+    check_scheduled(place, workers, horovod, gpus_per_worker is not None, hosts is not None)
     _check_restarts(place, max_restarts)
+    there = hosts_of(hosts, export, workers, horovod, gpus_per_worker)
+    if there:
+        workers = there.workers
     workers = 1 if place else _given(workers, args)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
-    command = [sys.executable, *program_command(program, module), *args]
-    env = {**os.environ, **thread_settings(threads_per_worker, workers, place)}
+    command = [sys.executable, *program_command(program, module, here=not there), *args]
+    on_one = there.most_on_one if there else workers
+    env = {**os.environ, **thread_settings(threads_per_worker, on_one, place)}
+    if there:
+        env |= there.values
     if compressor is not None:
         env[COMPRESSOR] = compressor
     if heartbeat_timeout is not None:
         env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
+    if stall_after is not None:
+        env[STALL_AFTER] = f"{stall_after:g}"
     shown_tails = output == "all"
 
     def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
@@ -171,6 +212,7 @@ def run(
                 grace,
                 left,
                 ranks or gpus,
+                placed=there.place(program, module) if there else None,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
@@ -184,7 +226,11 @@ def run(
 
 
 def check_scheduled(
-    place: Rank | None, workers: int | None, horovod: bool = False, gpus: bool = False
+    place: Rank | None,
+    workers: int | None,
+    horovod: bool = False,
+    gpus: bool = False,
+    hosts: bool = False,
 ) -> None:
     """Refuses options for one machine if a scheduler has started this process."""
     if place is None:
@@ -192,6 +238,8 @@ def check_scheduled(
     started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
     if workers is not None:
         raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
+    if hosts:
+        raise click.UsageError(f"{started}, on the hosts that it knows: leave out -H.")
     if gpus:
         raise click.UsageError(
             f"{started}: leave out --gpus-per-worker, which divides the GPUs of one machine; srun "
@@ -240,8 +288,8 @@ def _given(workers: int | None, args: tuple[str, ...]) -> int:
         return workers
     raise click.UsageError(
         "Missing option '-n', the number of workers to start on this machine."
-        f"{workers_behind(args)} Only where srun or mpirun starts several gradcomp, it is not "
-        "needed."
+        f"{workers_behind(args)} Only with hosts (-H), or where srun or mpirun starts several "
+        "gradcomp, it is not needed."
     )
 
 
@@ -264,11 +312,11 @@ def _refuse_nested_start() -> None:
         )
 
 
-def program_command(program: str, module: bool) -> list[str]:
-    """Returns the arguments of the interpreter that start the program."""
+def program_command(program: str, module: bool, *, here: bool = True) -> list[str]:
+    """Returns the interpreter's arguments that start the program, which may have to be here."""
     if module:
         return ["-m", program]
-    if not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
+    if here and not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
         raise click.UsageError(
             f"There is no program {program!r} here; expected a file, or -m and a module."
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
+from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request, given
 
 Result = TypeVar("Result")
 
@@ -65,6 +65,7 @@ class Communicator:
             step. None if the process has several replicas, which would wait for each other in a
             branch.
         label: Distinguishes this exchange's collectives from others, if collectives have names.
+        turn: Is called with what a request gives, and with the answer to it; None if nobody counts.
         all_gather: Takes an int32 [1, words] row of equal length from each replica, and returns
             all rows in the order of the replicas.
         all_reduce: Returns the sum of vectors of one length and dtype.
@@ -81,6 +82,7 @@ class Communicator:
         self.rank = rank
         self.ahead: tf.Variable | None = None
         self.label = ""
+        self.turn: Callable[[Sequence[tf.Tensor]], None] | None = None
 
     def meet(self, requests: Sequence[Request]) -> None:
         """Takes the requests that all replicas of this process make at one point of a step.
@@ -97,8 +99,8 @@ class Communicator:
             elements = tf.size(request.values, tf.int64)
             if request.metadata is not None:
                 elements += request.metadata.shape.num_elements()
-            given = self.element_bytes(request.values.dtype) * elements
-            return self.sum(request), Sent(given, 2 * (self.size - 1) * given // self.size)
+            own = self.element_bytes(request.values.dtype) * elements
+            return self.sum(request), Sent(own, 2 * (self.size - 1) * own // self.size)
         words = tf.size(request.payload)
         payload_bytes = 4 * tf.cast(words, tf.int64)
         if isinstance(request, Broadcast):
@@ -241,5 +243,9 @@ def communicate(
             return results, sent
         communicators[0].meet(requests)
         for i, (request, communicator) in enumerate(zip(requests, communicators, strict=True)):
+            if communicator.turn:
+                communicator.turn([given(request)])
             answers[i], more = communicator.answer(request)
+            if communicator.turn:
+                communicator.turn([answers[i]])
             sent[i] = sent[i].plus(more)

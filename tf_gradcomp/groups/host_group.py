@@ -62,7 +62,9 @@ class HostGroup(StrategyGroup):
     def member(self) -> Member:
         """The host; raises RuntimeError if a single replica calls, not all replicas together."""
         if tf.distribute.in_cross_replica_context():
-            return Member(self.communicators()[0], 0)
+            (communicator,) = self.communicators()
+            communicator.turn = self._turn()
+            return Member(communicator, 0)
         raise RuntimeError(
             "The replicas of a host exchange gradients together, across replicas: call the "
             "exchange by Group.each_replica in a merge_call."

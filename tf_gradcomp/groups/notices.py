@@ -1,4 +1,4 @@
-"""Notices for the user, logged once by the chief and visible even in a plain script."""
+"""Notices for the user, mostly logged once by the chief and visible even in a plain script."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ def tell_user(message: str) -> None:
         _tell_once(message)
 
 
+def warn_user(message: str) -> None:
+    """Logs a message at level WARNING of the logger "tf_gradcomp", on the worker that calls."""
+    _logger().warning(message)
+
+
 @functools.cache
 def _tell_once(message: str) -> None:
+    _logger().info(message)
+
+
+def _logger() -> logging.Logger:
     if _LOGGER.level == logging.NOTSET:
         _LOGGER.setLevel(logging.INFO)
     _LOGGER.removeHandler(_own_handler())
     if not _LOGGER.hasHandlers():  # a program may set up logging at any time
         _LOGGER.addHandler(_own_handler())
-    _LOGGER.info(message)
+    return _LOGGER
 
 
 @functools.cache

@@ -77,9 +77,16 @@ class StrategyGroup(Group):
             launcher = tf_private.launcher(self.strategy, local_replica)
             rank = context.replica_id_in_sync_group
             communicator = CollectiveCommunicator(launcher, self.size, rank)
+            if local_replica == 0:
+                communicator.turn = self._turn()
         else:
             communicator = ReplicaContextCommunicator(context)
         return Member(communicator, local_replica)
+
+    def _turn(self) -> Callable[[Sequence[tf.Tensor]], None] | None:
+        """Returns what counts the collectives of this worker, under a strategy of ours."""
+        progress = getattr(self.strategy, "progress", None)
+        return progress.turn if progress else None
 
     def local_replica(self) -> int:
         return tf_private.local_replica_id(tf.distribute.get_replica_context())

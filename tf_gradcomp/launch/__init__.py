@@ -1,21 +1,27 @@
-"""Starts the workers of a job, or this machine's, watches them, and ends them together.
+"""Starts the workers of a job, here or on hosts, watches them, and ends them together.
 
 Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 """
 
 from tf_gradcomp.launch.gpus import gpus_of_workers
 from tf_gradcomp.launch.horovod_ranks import horovod_ranks
+from tf_gradcomp.launch.hosts import Host, HostsError, Placed, parse_hosts, place_workers
 from tf_gradcomp.launch.job import LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
 from tf_gradcomp.launch.scheduler import Rank, addresses_of_all, scheduled
 
 __all__ = [
+    "Host",
+    "HostsError",
     "JobResult",
     "LocalJob",
+    "Placed",
     "Rank",
     "WorkerEnd",
     "addresses_of_all",
     "gpus_of_workers",
     "horovod_ranks",
+    "parse_hosts",
+    "place_workers",
     "scheduled",
 ]

@@ -34,7 +34,7 @@ _THIS_MACHINE = "localhost"
 # and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
 # safe in a process with threads, such as a process that has loaded TensorFlow.) It also makes the
 # worker receive SIGINT if the launcher itself ignores it, in the background of a shell.
-_GUARD = """
+GUARD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -55,7 +55,7 @@ class _Worker:
         self.signalled = False
         self.stderr_tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,7 +111,7 @@ class LocalJob:
         worker_env: Additional environment variables of each worker.
         tf_config: Whether workers get a TF_CONFIG. If not, `worker_env` must connect them.
         worker_prefix: For each worker, a command that runs the worker's command, such as `ip netns
-            exec NAME`; it must become the command, not start it.
+            exec NAME`; it must become the command, or pass its signals, output and exit code on.
         hosts: The name by which the others reach each worker, if that is not `localhost`.
         first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private
-from tf_gradcomp.chief import is_chief
+from tf_gradcomp import compressors, tf_private, tf_private_files
+from tf_gradcomp.chief import is_chief, task_of
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.setup import Method
@@ -21,12 +21,14 @@ from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.own_values import reads_own
+from tf_gradcomp.groups.progress import Progress
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy, checked_policy
-from tf_gradcomp.strategy import heartbeat as heartbeats
+from tf_gradcomp.strategy import waiting_times
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
+from tf_gradcomp.strategy.stalls import Board, Watchdog
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
 
@@ -50,6 +52,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         saves: Coordinates the workers when they save.
         rare_exchanges: The exchanges of optimizers that took local steps in the latest call of
             `run`.
+        progress: How far this worker has come, if it reports for whom it waits; else None.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
@@ -67,9 +70,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         *,
         two_level: bool = True,
         heartbeat_timeout: float | None = None,
+        stall_after: float | None = None,
     ) -> None:
         self._install_patches()
-        heartbeat_timeout = heartbeats.heartbeat_timeout(heartbeat_timeout)
+        heartbeat_timeout = waiting_times.heartbeat_timeout(heartbeat_timeout)
+        stall_after = waiting_times.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
         used = None
@@ -82,7 +87,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "compressor=gc.compressors.AdaComp()."
             )
         try:
-            with tf_private.coordinating(heartbeat_timeout):
+            with tf_private_files.coordinating(heartbeat_timeout):
                 super().__init__(cluster_resolver, communication_options)
         except RuntimeError as error:
             if "program startup" not in str(error):
@@ -100,6 +105,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         tf_private.allow_collectives_in_loops(self)
         tf_private.exchange_no_empty_tensors(self)
         self.group = StrategyGroup(self)
+        self.progress = self._watched_progress(stall_after, heartbeat_timeout)
         self._variables = CheckedVariables(self.group)
         self.agreed_variables = self._variables.agreed
         self._started = False
@@ -117,8 +123,20 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "compressor of the strategy": repr(used),
                 "two_level": two_level,
                 "heartbeat_timeout": heartbeat_timeout,
+                "stall_after": stall_after,
             }
         )
+
+    def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:
+        """Returns the progress of this worker, and has it watched."""
+        task = task_of(self)
+        if seconds == 0 or self.group.processes == 1 or task is None or task.rank is None:
+            return None
+        progress = Progress()
+        tf_private.on_collectives(self, progress.turn)
+        workers = task.worker_addresses
+        Watchdog(progress, task.rank, workers, seconds, heartbeat_timeout, Board()).start()
+        return progress
 
     @staticmethod
     @abc.abstractmethod
@@ -211,6 +229,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._check_before_start("running the first step")
         self._started = True
         self.rare_exchanges = []
+        if self.progress:
+            self.progress.step((args, kwargs))
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
         return super().run(fn, *args, **kwargs)

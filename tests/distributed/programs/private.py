@@ -9,7 +9,7 @@ from tensorflow.python.eager import context
 from tests.ranks import RANK, report
 from tf_gradcomp import tf_private, tf_private_data, tf_private_files
 
-with tf_private.coordinating(20.5):
+with tf_private_files.coordinating(20.5):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
@@ -163,7 +163,22 @@ def announced():
     come = [tf_private_files.all_come("test/first", 60)]
     come.append(RANK == 0 and tf_private_files.all_come("test/second", 0.5))
     come.append(tf_private_files.all_come("test/third", 60))
-    return {"told": told, "come": come, "nothing": tf_private_files.announced("test/nothing", 0.1)}
+    tf_private_files.withdraw(f"test/{RANK}")
+    nothing = [tf_private_files.announced(f"test/{key}", 0.1) for key in ("nothing", RANK)]
+    tf_private_files.announce(f"test/{RANK}", "again")
+    return {"told": told, "come": come, "nothing": nothing}
+
+
+def on_collectives():
+    """Returns what was told of sums and a gather, eagerly and in a graph."""
+    turns = []
+    tf_private.on_collectives(strategy, lambda tensors: turns.append(len(tensors)))
+    value = tf.constant([1.0])
+    strategy.reduce("SUM", value, axis=None)
+    tf_private.host_all_gather(strategy, tf.constant([RANK]))
+    tf.function(lambda: tf_private.sum_over_workers(strategy, value))()
+    replica_call(lambda context: context.all_reduce("SUM", value))
+    return list(turns)
 
 
 def stock_fit():
@@ -204,6 +219,7 @@ CHECKS = (
     broadcasting_no_variables,
     let_variables_become_numbers,
     announced,
+    on_collectives,
     stock_fit,
     on_initial_values,
 )

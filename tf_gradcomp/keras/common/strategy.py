@@ -53,13 +53,16 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
             lost, and ends the other workers; at least 1. The default is the value of the
             environment variable GRADCOMP_HEARTBEAT_TIMEOUT, or 60. A worker reports twice in this
             time, so it may pause for half of this time. All workers must have the same number.
+        stall_after: The number of seconds in one collective after which a worker logs which workers
+            have not arrived; at least 1, or 0 for never. The default is the value of the
+            environment variable GRADCOMP_STALL_AFTER, or 30. All workers must have the same number.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If TF_CONFIG, `compressor` or `heartbeat_timeout` is not valid, or `policy` is
-            given without `compressor`.
-        RuntimeError: If TensorFlow is already running, with several workers. WorkersDisagreeError:
-        If workers have different versions or settings.
+        ValueError: If TF_CONFIG, `compressor`, `heartbeat_timeout` or `stall_after` is not valid,
+            or `policy` is given without `compressor`.
+        RuntimeError: If TensorFlow is already running, with several workers.
+        WorkersDisagreeError: If workers have different versions or settings.
     """
 
     @staticmethod

@@ -1,0 +1,52 @@
+"""Workers report for whom they wait; `test_pauses.py` has those that do not answer."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+pytestmark = pytest.mark.oldest
+PROGRAM = Path(__file__).parent / "programs/stalls.py"
+WAYS = ["start", "fit", "executions", "dense", "rounds", "loop"]
+STEPS = {"start": "before the first step", "loop": r"in step \d+"}
+AFTER = "1.5"  # seconds
+
+
+@pytest.fixture(scope="module")
+def stalls(tmp_path_factory):
+    """Returns the first report in each way to train, and both workers."""
+    folder = tmp_path_factory.mktemp("stalls")
+    late, reports = [], {}
+
+    def hear(worker, line):
+        if line.startswith("late: "):
+            late.append(line.removeprefix("late: "))
+        elif "has not arrived" in line and late:
+            (folder / late[-1]).touch()
+            reports.setdefault(late[-1], (worker, line))
+
+    env = {"GRADCOMP_STALL_AFTER": AFTER}
+    workers = run_workers(PROGRAM, 2, [folder], env=env, on_line=hear)
+    return reports, workers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_worker_that_waits_names_the_one_that_is_late(stalls, way):
+    reporter, line = stalls[0][way]
+    assert reporter == 0
+    where = STEPS.get(way, r"in step \d+")
+    late = rf"Worker 1 \(localhost:\d+\) has not arrived: it runs, {where}\."
+    assert re.search(rf"tf_gradcomp: Waiting for {AFTER} seconds, {where}\. {late}$", line), line
+
+
+def test_workers_count_their_steps_and_collectives_alike(stalls):
+    first, second = map(result, stalls[1])
+    assert first == second
+    assert first[0] % 2 == 0
+
+
+def test_the_end_of_a_wait_is_told_too(stalls):
+    # After the last one, the program ends before it is.
+    assert stalls[1][0].stderr.count("Goes on, after") >= len(WAYS) - 1

@@ -1,0 +1,35 @@
+"""The times that workers wait for each other: who says them, and what is refused."""
+
+import pytest
+
+from tf_gradcomp.strategy.waiting_times import HEARTBEATS, STALLS, heartbeat_timeout, stall_after
+
+pytestmark = pytest.mark.quick
+TIMES = [
+    (heartbeat_timeout, "GRADCOMP_HEARTBEAT_TIMEOUT", HEARTBEATS),
+    (stall_after, "GRADCOMP_STALL_AFTER", STALLS),
+]
+
+
+@pytest.mark.parametrize(("time", "variable", "default"), TIMES)
+def test_the_argument_goes_before_the_environment(monkeypatch, time, variable, default):
+    monkeypatch.delenv(variable, raising=False)
+    assert time(None) == default
+    monkeypatch.setenv(variable, "90")
+    assert (time(None), time(15)) == (90, 15)
+
+
+@pytest.mark.parametrize(("time", "variable", "default"), TIMES)
+@pytest.mark.parametrize("value", [0.5, -3, "soon", float("inf"), float("nan")])
+def test_what_is_no_time_is_refused(monkeypatch, time, variable, default, value):
+    with pytest.raises(ValueError, match=f"{time.__name__}="):
+        time(value)
+    monkeypatch.setenv(variable, str(value))
+    with pytest.raises(ValueError, match=f"received {variable}="):
+        time(None)
+
+
+def test_only_reports_can_be_switched_off():
+    assert stall_after(0) == 0
+    with pytest.raises(ValueError, match="at least 1 second; received heartbeat_timeout=0"):
+        heartbeat_timeout(0)

@@ -1,0 +1,162 @@
+"""Stands here for a worker on another host: passes its output, signals and exit code on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_gradcomp.environment import PREFIX, SAVES
+from tf_gradcomp.launch import on_host
+from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
+
+_SIGN_OF_LIFE = on_host.SILENCE / 6  # seconds
+_LAST_OUTPUT = 5.0  # seconds until ssh has passed all output on
+_CHUNK = 1 << 16
+_LOST = 255  # as of ssh
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+# Run by the host's Python: what it is to run comes by stdin, so that no shell has to quote it.
+LOADER = 'import os,json;exec(json.loads(os.fdopen(os.dup(0),"rb",0).readline()))'
+
+
+def program_text() -> bytes:
+    """Returns the line that `LOADER` reads."""
+    text = Path(on_host.__file__).read_text()
+    return json.dumps(text).encode() + b"\n"
+
+
+class Marks:
+    """Separates what is for the launcher from the output of a worker."""
+
+    def __init__(self) -> None:
+        self._open = b""
+
+    def feed(self, chunk: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+        """Takes a chunk of what comes from a host; returns the output in it, and what is told."""
+        parts = (self._open + chunk).split(on_host.MARK)
+        self._open = b""
+        if len(parts) % 2 == 0:  # the last mark is still open
+            self._open = on_host.MARK + parts.pop()
+        return b"".join(parts[::2]), [json.loads(told) for told in parts[1::2]]
+
+
+class RemoteWorker:
+    """A worker on a host.
+
+    Args:
+        host: The name of the host, for messages.
+        connect: The command that runs `LOADER` there.
+        told: What the host is told to run.
+        saves: The file that grows with each save; None if nobody counts saves.
+    """
+
+    def __init__(
+        self, host: str, connect: Sequence[str], told: dict[str, Any], saves: str | None
+    ) -> None:
+        self._host = host
+        self._saves = saves
+        self._returncode: int | None = None
+        self._process = subprocess.Popen(
+            connect,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # signals go to the worker, and not to ssh
+            preexec_fn=_end_with_parent,
+        )
+        self._send(program_text() + json.dumps(told).encode() + b"\n")
+
+    def pass_signal(self, signum: int, _frame: object = None) -> None:
+        """Has the worker and all that it has started get a signal; 0 is a sign of life."""
+        self._send(b"%d\n" % signum)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(data)
+
+    def run(self) -> int:
+        """Passes the worker's stderr on until it ends; returns its exit code, as of `Popen`."""
+        assert self._process.stderr is not None
+        fd, marks, alive = self._process.stderr.fileno(), Marks(), time.monotonic()
+        while self._returncode is None:
+            ended = self._process.poll() is not None
+            if select.select([fd], [], [], 0 if ended else _SIGN_OF_LIFE)[0]:
+                chunk = os.read(fd, _CHUNK)
+                if not chunk:
+                    break
+                output, told = marks.feed(chunk)
+                _write(output)
+                for one in told:
+                    self._hear(one)
+            elif ended:
+                break
+            if time.monotonic() > alive + _SIGN_OF_LIFE:
+                alive = time.monotonic()
+                self.pass_signal(0)
+        if self._returncode is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may keep its connection
+                self._process.wait(_LAST_OUTPUT)
+            return self._returncode
+        code = self._process.wait()
+        print(f"{self._host}: the connection was lost (exit code {code})", file=sys.stderr)
+        return _LOST
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        self._returncode = told.get("returncode")
+        if self._saves and "saves" in told:
+            with open(self._saves, "ab") as file:
+                file.write(b"." * told["saves"])
+
+
+def _write(output: bytes) -> None:
+    while output:
+        output = output[os.write(2, output) :]
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+
+
+def _end_as(returncode: int) -> None:
+    """Ends this process as the worker has ended, by an exit code or by a signal."""
+    if returncode < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(-returncode, signal.SIG_DFL)
+        os.kill(os.getpid(), -returncode)
+    sys.exit(returncode)
+
+
+def main() -> None:
+    """Runs a worker: the first argument says where and how, the others are its command."""
+    place, command = json.loads(sys.argv[1]), sys.argv[2:]
+    names = {TF_CONFIG, "PYTHONUNBUFFERED", *place["forward"]}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(PREFIX)
+    }
+    saves = env.pop(SAVES, None)
+    told = {
+        "do": "run",
+        "folder": place["folder"],
+        "env": env,
+        "saves_as": SAVES if saves else None,
+        "guard": place["guard"],
+        "command": command,
+    }
+    worker = RemoteWorker(place["host"], place["connect"], told, saves)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, worker.pass_signal)
+    _end_as(worker.run())

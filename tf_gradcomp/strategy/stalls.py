@@ -1,0 +1,207 @@
+"""Reports which workers a job waits for, when it has waited for long."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import socket
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private_files
+from tf_gradcomp.groups.notices import warn_user
+from tf_gradcomp.groups.progress import Position, Progress
+
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
+_LOOKS_OF_A_STALL = 10
+_LOOKS_TO_ANSWER = 2  # in which a worker that runs tells its position anew
+_ANSWER = 0.5  # seconds to wait for a position that was not told yet
+_ANSWERS = 4.0  # seconds, for all workers together
+_CONNECT = 1.0  # seconds
+
+
+class Told(NamedTuple):
+    """A position that a worker has told the others."""
+
+    position: Position
+    look: int  # the number of its look
+
+
+class Board:
+    """Where workers tell each other their positions: the coordination service of worker 0."""
+
+    def tell(self, worker: int, told: Told) -> None:
+        """Tells a position, in place of the worker's earlier one.
+
+        Raises:
+            TimeoutError: If the service does not answer. TensorFlow would wait without an end.
+        """
+        if told.look:
+            if self.read(worker, _ANSWER) is None:
+                raise TimeoutError
+            tf_private_files.withdraw(_key(worker))
+        tf_private_files.announce(_key(worker), json.dumps([*told.position, told.look]))
+
+    def read(self, worker: int, seconds: float) -> Told | None:
+        """Returns what a worker has told; None if the service does not say so in time."""
+        text = tf_private_files.announced(_key(worker), seconds)
+        if text is None:
+            return None
+        turns, steps, look = json.loads(text)
+        return Told(Position(turns, steps), look)
+
+
+class Watchdog:
+    """Watches the progress of this worker, in a thread that ends with the process.
+
+    A worker without progress tells its position at each look. One that has waited in a collective
+    for long reads the positions of the others, twice. Of the workers that are behind, those that
+    have told theirs anew between run; the others do not answer.
+
+    Args:
+        progress: How far this worker has come.
+        own: The number of this worker.
+        addresses: The addresses of all workers, `host:port`.
+        seconds: How long a worker waits before it reports.
+        heartbeat_timeout: The seconds after which TensorFlow considers a silent worker lost.
+        board: Where workers tell each other their positions.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        own: int,
+        addresses: Sequence[str],
+        seconds: float,
+        heartbeat_timeout: float,
+        board: Board,
+    ) -> None:
+        self._progress = progress
+        self._own = own
+        self._addresses = addresses
+        self._seconds = seconds
+        self._heartbeat_timeout = heartbeat_timeout
+        self._board = board
+        self._between_looks = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, seconds / _LOOKS_OF_A_STALL))
+        self._looks_of_a_stall = math.ceil(seconds / self._between_looks)
+        self._position = Position(0, 0)
+        self._look = 0
+        self._still = 0  # looks without progress
+        self._read: list[Told | None] = []
+        self._reported = False
+        self._told_of_network = False
+        self._end = threading.Event()
+        board.tell(own, Told(self._position, 0))
+
+    def start(self) -> None:
+        """Watches until the process ends."""
+        thread = threading.Thread(target=self._watch, name="gradcomp-watchdog", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            self._end.set()
+            thread.join(2 * _ANSWER)  # TensorFlow is taken down after this
+
+        atexit.register(stop)
+
+    def _watch(self) -> None:
+        try:
+            while not self._end.wait(self._between_looks):
+                self.look()
+        except (tf.errors.OpError, ConnectionError):
+            pass  # the job ends, and says why
+
+    def look(self) -> None:
+        """Looks at the progress of this worker; reports what it waits for if that takes long."""
+        self._look += 1
+        before, self._position = self._position, self._progress.position()
+        if self._position.turns != before.turns:
+            self._go_on()
+            return
+        self._still += 1
+        answers = self._tell()
+        if not self._position.in_collective:
+            return
+        if self._still == self._looks_of_a_stall:
+            self._read = self._read_all() if answers else []
+        elif self._still == self._looks_of_a_stall + _LOOKS_TO_ANSWER:
+            # Without the service, nothing is known of the other workers.
+            self._report(self._late() if answers else [self._silent(0)])
+
+    def _go_on(self) -> None:
+        if self._reported:
+            warn_user(f"Goes on, after {self._still * self._between_looks:.0f} seconds.")
+        if self._still:
+            self._tell()
+        self._still, self._reported = 0, False
+
+    def _tell(self) -> bool:
+        """Tells this worker's position; returns False if the service does not answer."""
+        try:
+            self._board.tell(self._own, Told(self._position, self._look))
+        except TimeoutError:
+            return False
+        return True
+
+    def _read_all(self) -> list[Told | None]:
+        workers = range(len(self._addresses))
+        seconds = max(_SHORTEST_LOOK, min(_ANSWER, _ANSWERS / len(workers)))
+        return [self._board.read(worker, seconds) for worker in workers]
+
+    def _late(self) -> list[str]:
+        """Says of each worker that has not come to this collective what it does."""
+        late = []
+        earlier = self._read or [None] * len(self._addresses)
+        for worker, (then, now) in enumerate(zip(earlier, self._read_all(), strict=True)):
+            if now is not None and now.position.turns >= self._position.turns:
+                continue
+            if now is None or now == then:
+                late.append(self._silent(worker))
+            else:
+                where = _where(now.position)
+                late.append(f"{self._name(worker)} has not arrived: it runs, {where}.")
+        return late
+
+    def _silent(self, worker: int) -> str:
+        state = _state_at(self._addresses[worker])
+        return (
+            f"{self._name(worker)} has not arrived: {state}. After {self._heartbeat_timeout:g} "
+            "seconds of silence it is lost, and the job ends."
+        )
+
+    def _name(self, worker: int) -> str:
+        return f"Worker {worker} ({self._addresses[worker]})"
+
+    def _report(self, late: Sequence[str]) -> None:
+        if not late:
+            if self._told_of_network:  # as it is in each step then
+                return
+            self._told_of_network = True
+            late = ["All workers have arrived: the network is slow or cut."]
+        self._reported = True
+        waited = f"Waiting for {self._seconds:g} seconds, {_where(self._position)}."
+        warn_user(" ".join([waited, *late]))
+
+
+def _key(worker: int) -> str:
+    return f"gradcomp/position/{worker}"
+
+
+def _where(position: Position) -> str:
+    return f"in step {position.steps}" if position.steps else "before the first step"
+
+
+def _state_at(address: str) -> str:
+    """Says what a worker that does not answer may be at: the system accepts for a paused one."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
+    except ConnectionRefusedError:
+        return "its process has ended"
+    except OSError:
+        return "its machine cannot be reached"
+    return "its process is there but does not answer, so it is paused or blocked"
