@@ -23,7 +23,7 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.trackable import base as _trackable
 
-_HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
+_HOST_GROUP_KEY = 1_000_000  # far from the keys that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
 _MEANS_GROUP_KEY = 3_000_000  # likewise
 _FIRST_COUNTED_KEY = 1_000_000_000  # likewise
@@ -34,12 +34,12 @@ _means_launchers: _Launchers = weakref.WeakKeyDictionary()
 
 
 def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
-    """The cross-device ops that a strategy reduces with; None for strategies without any."""
+    """The cross-device ops with which a strategy reduces; None for strategies without any."""
     return getattr(strategy.extended, "_cross_device_ops", None)
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
-    """Tells whether the strategy's replicas talk by TensorFlow's collectives."""
+    """Returns whether the strategy's replicas communicate by TensorFlow's collectives."""
     return isinstance(cross_device_ops(strategy), _cross_device_ops.CollectiveAllReduce)
 
 
@@ -59,7 +59,7 @@ def rank(strategy: tf.distribute.Strategy, local_replica: int) -> int:
 def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
     """The object that launches the collectives of one local replica.
 
-    The public `ReplicaContext.all_gather` transposes, splits and concatenates what it gathers.
+    The public `ReplicaContext.all_gather` transposes, splits and concatenates its result.
     """
     return strategy.extended._cross_device_ops._launchers[local_replica]
 
@@ -78,7 +78,7 @@ def _launcher_of_means(strategy: tf.distribute.Strategy) -> Any:
 
 
 def timeout_seconds(strategy: tf.distribute.Strategy) -> float:
-    """The time limit of the strategy's collectives, or 0; publicly only who set it knows it."""
+    """The time limit of the strategy's collectives, or 0; no public API returns it."""
     return strategy.extended._communication_options.timeout_seconds or 0
 
 
@@ -87,15 +87,15 @@ def _launcher_of_host(strategy: tf.distribute.Strategy) -> Any:
 
 
 def _host(strategy: tf.distribute.Strategy) -> str:
-    """The host of this worker, by a name that TensorFlow does not take for its first GPU."""
+    """The host of this worker, by a name that TensorFlow does not confuse with its first GPU."""
     worker = tf.DeviceSpec.from_string(strategy.extended._worker_device)
     return worker.replace(device_type="CPU", device_index=0).to_string()
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
-    """The sum of a host tensor over the workers, in a group of its own.
+    """The sum of a host tensor over the workers, in a separate group.
 
-    `Strategy.reduce` has its collectives wait for the gradients' collectives, one after another.
+    The collectives of `Strategy.reduce` wait for the gradients' collectives, one after another.
     """
     return _launcher_of_means(strategy).all_reduce(values)
 
@@ -103,7 +103,7 @@ def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.
 def _launcher_once(
     known: _Launchers, strategy: tf.distribute.Strategy, device: str, group_key: int
 ) -> Any:
-    """The launcher of a group of one device on each worker; there is one for a strategy."""
+    """The launcher of a group of one device on each worker; each strategy has one."""
     if strategy not in known:
         extended = strategy.extended
         keys = _cross_device_utils.CollectiveKeys(group_key_start=group_key)
@@ -209,10 +209,10 @@ def on_initial_values(
 
 
 def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
-    """Has the strategy create variables without elements on each worker by itself.
+    """Makes the strategy create variables without elements separately on each worker.
 
-    TensorFlow broadcasts the first worker's initial values. If one has no elements, it may have no
-    memory either (as `np.zeros(0)`), and the first worker dies of SIGSEGV.
+    TensorFlow broadcasts the first worker's initial values. A value without elements may also have
+    no memory (as `np.zeros(0)`), and the first worker dies of SIGSEGV.
     """
     on_initial_values(strategy, _broadcast_unless_empty)
 
@@ -221,8 +221,8 @@ def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
 def broadcasting_no_variables(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Within this context, each worker keeps its own initial values of variables.
 
-    They must be equal on all workers. TensorFlow broadcasts each of them from the first worker, by
-    a collective for each variable, and no public argument prevents it.
+    They must be equal on all workers. TensorFlow broadcasts each value from the first worker, by a
+    collective for each variable, and no public argument prevents it.
     """
     extended = strategy.extended
     broadcasting = extended._get_variable_creator_initial_value
@@ -266,7 +266,7 @@ def _reduce_unless_empty(reduce: Callable[..., Any], value: Any, *args: Any, **k
 def _gather_unless_empty(
     gather: Callable[..., Any], replicas: int, value: Any, options: Any
 ) -> Any:
-    """Gathers a tensor that may be empty in some steps with a number that is taken off again."""
+    """Gathers a tensor that may be empty in some steps, with a number that is removed again."""
     value = tf.convert_to_tensor(value)
     if value.shape.num_elements():
         return gather(value, options)
@@ -304,7 +304,7 @@ def _telling(
 def let_variables_become_numbers() -> None:
     """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
 
-    They do for all others of TensorFlow's, so callbacks call them for the learning rate.
+    They work for all other variables of TensorFlow, so callbacks call them for the learning rate.
     """
     for name, number in {"__float__": float, "__int__": int, "__complex__": complex}.items():
         if not hasattr(_values.DistributedVariable, name):
@@ -367,15 +367,15 @@ def use_logical_cpus(replicas: int) -> None:
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
-    """Tells whether the strategy spans several workers; public API tells the replicas only."""
+    """Returns whether the strategy spans several workers; public API knows only replicas."""
     return strategy.extended._in_multi_worker_mode()
 
 
 @contextlib.contextmanager
 def counting_replicas(replicas: int) -> Iterator[None]:
-    """Within this context, a program without a strategy is told of so many replicas.
+    """Within this context, a program without a strategy sees a number of replicas.
 
-    Keras divides losses that are means by their number, and no others; no public API sets it.
+    Keras divides losses that are means by this number; no public API sets it.
     """
     class_ = type(tf.distribute.get_strategy().extended)
     original = class_._num_replicas_in_sync
@@ -395,6 +395,6 @@ def anonymous_name() -> str:
 
 
 def in_xla() -> bool:
-    """Tells whether XLA, which has no kernel for our ops, is to compile the traced code."""
+    """Returns whether XLA, which has no kernel for our ops, compiles the traced code."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)

@@ -15,7 +15,7 @@ from tensorflow.python.ops import script_ops as _script_ops
 
 from tf_gradcomp.tf_private import in_loop_or_eager, in_multi_worker_mode
 
-# Datasets of files, of which TensorFlow gives each worker its own.
+# Datasets of files, which TensorFlow divides among the workers.
 _READERS = (
     tf.data.TFRecordDataset,
     tf.data.TextLineDataset,
@@ -24,11 +24,11 @@ _READERS = (
 
 
 def drop_iterators_in_background(applies: Callable[[tf.distribute.Strategy], bool]) -> None:
-    """Has distributed iterators end in a thread when they are dropped, where a strategy `applies`.
+    """Lets distributed iterators end in a thread when they are dropped, if a strategy `applies`.
 
     TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
-    thread that looks at once sleeps on, for about as long as the iterator was there and for up to
-    a minute, and Keras would wait for it between two epochs.
+    thread that checks at once keeps sleeping, for about as long as the iterator existed and for up
+    to a minute, and Keras would wait for it between two epochs.
     """
     for class_ in (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction):
         original = class_.__iter__
@@ -43,10 +43,10 @@ def drop_iterators_in_background(applies: Callable[[tf.distribute.Strategy], boo
 
 
 def _drop_in_background(owned: list[Any]) -> None:
-    """Empties a list, which an object that is about to go still has."""
+    """Empties a list that an object still holds just before it is deleted."""
     taken = list(owned)
     owned.clear()
-    if threading.main_thread().is_alive():  # else none may be started any more
+    if threading.main_thread().is_alive():  # otherwise no thread can be started any more
         threading.Thread(target=taken.clear).start()
 
 
@@ -72,7 +72,7 @@ def begin_steps_with_own_data(applies: Callable[[tf.distribute.Strategy], bool])
 
 
 def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
-    """Has TensorFlow take `replace(value)` for each array or tensor that Python code returns to it.
+    """Makes TensorFlow use `replace(value)` for each array or tensor that Python returns to it.
 
     That code is what `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras'
     adapters for data call, all through one registry. No public API sees what all of it returns.
@@ -91,7 +91,7 @@ def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
 
 
 def undistributed(distributed: Any) -> tf.data.Dataset | None:
-    """Returns what a distributed dataset was made of, if known; no public API has it."""
+    """Returns the source of a distributed dataset, if known; no public API has it."""
     return getattr(distributed, "_original_dataset", None)
 
 

@@ -1,4 +1,4 @@
-"""Private API of TensorFlow: checkpoints, and the service by which workers hear of each other."""
+"""Private API of TensorFlow: checkpoints, and the service through which workers send messages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _leaves_files = False  # whether checkpoints' files are left to another worker
 def save_as(
     variable: tf.Variable, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Any]
 ) -> None:
-    """Makes `tf.train.Checkpoint` save what `read` returns, and give `restore` what it restores.
+    """Makes `tf.train.Checkpoint` save the result of `read`, and pass restored values to `restore`.
 
-    Variables of strategies do so by the same methods; no public API gives others a say. An
+    Variables of strategies use the same methods; no public API offers them to other objects. An
     asynchronous checkpoint saves copies of variables instead, and is refused.
     """
     key = _trackable.VARIABLE_VALUE_KEY
@@ -47,9 +47,9 @@ def save_as(
 
 @contextlib.contextmanager
 def coordinating(heartbeat_timeout: float) -> Iterator[None]:
-    """Within this context, the workers that connect lose one that is silent for so many seconds.
+    """Within this context, connecting workers set the seconds after which a silent worker is lost.
 
-    TensorFlow has no public setting for this, and takes 10 seconds.
+    TensorFlow has no public setting for this time; its default is 10 seconds.
     """
     context = _context.context()
     context.configure_coordination_service = functools.partial(
@@ -71,12 +71,12 @@ def announce(key: str, value: str) -> None:
 
 
 def withdraw(key: str) -> None:
-    """Takes back what was announced under a key, so that something else can be."""
+    """Removes the value announced under a key, so that another value can be announced."""
     _context.context().delete_config_key_value(key)
 
 
 def announced(key: str, seconds: float) -> str | None:
-    """Returns what was announced under a key; None if nothing is within some seconds."""
+    """Returns the value announced under a key; None if there is none within some seconds."""
     try:
         return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
     except tf.errors.DeadlineExceededError:
@@ -88,7 +88,7 @@ def announced(key: str, seconds: float) -> str | None:
 def all_come(name: str, seconds: float) -> bool:
     """Waits until all workers call this with the same name; returns False if they do not.
 
-    All workers get the same answer, also those that come too late. The job goes on.
+    All workers get the same answer, even workers that come too late. The job continues.
     """
     try:
         _context.context().wait_at_barrier(name, int(1000 * seconds))
@@ -100,9 +100,9 @@ def all_come(name: str, seconds: float) -> bool:
 def on_checkpoint_write(write: _WriteCheckpoint) -> None:
     """Has `write(checkpoint, path, options, original, note)` called where a checkpoint is written.
 
-    That is by `tf.train.Checkpoint` and `CheckpointManager`. `write` writes the files by
-    `original(path, options)`, or leaves them to another worker. Then it calls `note(wrote)`, which
-    does what TensorFlow does beside the files.
+    Checkpoints are written by `tf.train.Checkpoint` and `CheckpointManager`. `write` writes the
+    files by `original(path, options)`, or leaves them to another worker. Then it calls
+    `note(wrote)`, which does what TensorFlow does beside the files.
     """
     class_ = _checkpoint.Checkpoint
     original = class_._write
@@ -137,8 +137,8 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
 def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> None:
     """Has `save(object, path, original)` called where a SavedModel is written.
 
-    `original(path)` does what TensorFlow does. `tf.saved_model.save` and Keras' `model.export` come
-    here. An import may load the public module of that function anew, so this is below it.
+    `original(path)` is TensorFlow's function. `tf.saved_model.save` and Keras' `model.export` call
+    it. An import may reload the public module, so this patch is below it.
     """
     original = _saved_model.save_and_return_nodes
 

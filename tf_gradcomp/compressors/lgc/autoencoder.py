@@ -44,11 +44,11 @@ class Described(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The sizes of an autoencoder of vectors, and perhaps the weights that it starts with.
+    """The sizes of an autoencoder of vectors and, optionally, its initial weights.
 
-    The encoder makes a latent of a vector, the decoder channels of a latent, and the output, a
-    convolution of kernel size 1, a vector of these. Behind every layer but the output there is a
-    leaky ReLU.
+    The encoder turns a vector into a latent, and the decoder turns the latent into channels. The
+    output, a convolution of kernel size 1, turns the channels into a vector. A leaky ReLU follows
+    every layer except the output.
     """
 
     # Its layers; by default the paper's.
@@ -67,13 +67,13 @@ class Architecture:
         Convolution(32, 3, 2),
     )
     slope: float = 0.01  # of the leaky ReLU below zero; with 1, the autoencoder is linear
-    # All kernels and biases, float32, flat and in the order of the layers; None: those of a new
-    # model. They are not compared: see `digest`.
+    # All kernels and biases, float32, flat and in the order of the layers; None: a new model's
+    # weights. They are not compared: see `digest`.
     weights: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | Described | None) -> Architecture:
-        """The architecture that was given: a description, what has one, or None for the paper's."""
+        """The architecture of a description or of an object that has one; the paper's for None."""
         if given is None:
             return cls()
         if isinstance(given, Described):
@@ -138,21 +138,21 @@ class Architecture:
 
     @property
     def channels(self) -> int:
-        """The floats at each place of a latent."""
+        """The number of floats at each position of a latent."""
         return self.encoder[-1].filters if self.encoder else 1
 
     def padded(self, entries: int) -> int:
-        """The length of a vector of so many entries, filled up to a multiple of `shortening`."""
+        """The length of a vector for a number of entries, padded to a multiple of `shortening`."""
         return -(-entries // self.shortening) * self.shortening
 
     def latents(self, entries: int) -> int:
-        """The floats of the latent of a vector of so many entries."""
+        """The number of floats in the latent for a number of entries."""
         return self.padded(entries) // self.shortening * self.channels
 
     def shapes(self, innovations: bool) -> list[tuple[int, ...]]:
         """Returns the shapes of kernel and bias of each layer, in their order, as Keras has them.
 
-        With `innovations`, the output has one more channel, for what a worker adds to a shared
+        With `innovations`, the output has one more channel, for a worker's innovation to a shared
         latent.
         """
         shapes: list[tuple[int, ...]] = []
@@ -177,7 +177,7 @@ def _shortened(given: Any) -> str:
 
 
 def weights_text(architecture: Architecture) -> str:
-    """A short text that differs where weights do; empty without any."""
+    """A short text that differs if weights differ; empty without any."""
     if architecture.weights is None:
         return ""
     return hashlib.sha256(architecture.weights.astype("<f4").tobytes()).hexdigest()[:16]
@@ -187,8 +187,7 @@ class Network:
     """An autoencoder with its weights.
 
     Vectors are [rows, n], n a multiple of `Architecture.shortening`; latents [rows, n / shortening,
-    channels]; and what the decoder makes of them, for the output, [rows, n, channels of its last
-    layer].
+    channels]; and the decoder's results are [rows, n, channels of its last layer].
     """
 
     def __init__(self, architecture: Architecture, weights: tf.Tensor, innovations: bool) -> None:
@@ -212,9 +211,8 @@ class Network:
     def expand(self, latents: tf.Tensor, *, frozen: bool = False) -> tf.Tensor:
         """Runs the decoder on latents; the result is the input of `output`.
 
-        If `frozen`, the slopes of the first row count for all rows, so that the decoder is affine:
-        if the first latent is the mean of the others, the first result is the mean of the other
-        results.
+        If `frozen`, all rows use the slopes of the first row, so that the decoder is affine: if the
+        first latent is the mean of the others, the first result is the mean of the other results.
         """
         x = latents
         for layer, (kernel, bias) in zip(self._architecture.decoder, self._decoder, strict=True):
@@ -225,7 +223,7 @@ class Network:
         return x
 
     def output(self, expanded: tf.Tensor, innovations: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the vectors that the output makes: float32 [rows, n].
+        """Returns the vectors of the output: float32 [rows, n].
 
         Innovations, float32 [rows, n], go in the last channel. There may be more rows of
         innovations if there is one row of `expanded`.

@@ -65,13 +65,13 @@ class Learnt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderState:
-    """State of the job's autoencoder, as one process sees it."""
+    """State of the job's autoencoder, as seen from one process."""
 
     lgc: LGC  # the method
-    # What one of the process's replicas keeps for the job: the first one's.
+    # The job state of the process's first replica.
     job_state: Mapping[str, tf.Variable]
-    specs: Sequence[GradientSpec]  # what is known of all gradients of the job
-    trains: bool  # whether this process trains it: the one with the job's first replica
+    specs: Sequence[GradientSpec]  # the specs of all gradients of the job
+    trains: bool  # whether this process trains it, because it has the job's first replica
 
     @property
     def phase(self) -> int:
@@ -80,12 +80,12 @@ class AutoencoderState:
 
     @property
     def in_use(self) -> bool:
-        """Returns whether the autoencoder codes what is sent."""
+        """Returns whether the autoencoder codes the sent entries."""
         return self.phase == CODING
 
     @property
     def was_in_use(self) -> bool:
-        """Returns whether the autoencoder is in use, or was before it was given up."""
+        """Returns whether the autoencoder is in use, or was in use before LGC abandoned it."""
         return bool(self.job_state[DECODED].numpy())
 
     @property
@@ -102,7 +102,7 @@ class AutoencoderState:
 
     @property
     def added(self) -> int:
-        """Returns how many of the coded entries are a replica's innovation."""
+        """Returns the number of coded entries in a replica's innovation."""
         settings = self.lgc.phase_settings
         return settings.added(settings.layout(self.specs).coded_entries)
 
@@ -138,7 +138,7 @@ class AutoencoderState:
         ]
 
     def last_vectors(self) -> np.ndarray | None:
-        """Returns the vectors of the last step that collected any; None without any.
+        """Returns the vectors of the last step that collected vectors; None without any.
 
         Only the process with the first replica has them.
         """
@@ -154,7 +154,8 @@ class AutoencoderState:
         state[ERRORS].assign(kept)
         state[LEARNT].assign(last.number)
         state[LATEST].assign([last.loss, last.error])
-        # The errors are of earlier steps, and do not tell whether the last step made weights NaN.
+        # The errors belong to earlier steps, and do not show whether the last step made weights
+        # NaN.
         trained = bool(np.isfinite(weights).all())
         state[WANTED].assign(self._next_phase(last.number, kept, trained))
 
@@ -174,7 +175,7 @@ class AutoencoderHook(BetweenSteps):
     specs: Sequence[GradientSpec]
 
     def notices(self) -> list[str]:
-        """Returns who trains the autoencoder, and what the policy lacks."""
+        """Returns notices on how to train the autoencoder, and on missing facts in the policy."""
         unknown = all(spec.end is None for spec in self.specs)
         return [_WHO_TRAINS, _ENDS_UNKNOWN] if unknown else [_WHO_TRAINS]
 
@@ -188,7 +189,7 @@ class AutoencoderHook(BetweenSteps):
         return facts
 
     def state(self, job_state: Mapping[str, tf.Variable], trains: bool) -> AutoencoderState:
-        """Returns the autoencoder as one process sees it; see `AutoencoderState`."""
+        """Returns the autoencoder's state as seen from one process; see `AutoencoderState`."""
         return AutoencoderState(self.lgc, job_state, self.specs, trains)
 
 
@@ -199,7 +200,7 @@ class HasHooks(Protocol):
         """Returns a hook of its method."""
 
     def local_job_state(self, replica: int) -> Mapping[str, tf.Variable]:
-        """Returns what one of the process's replicas keeps for the job."""
+        """Returns the job state of one of the process's replicas."""
 
     @property
     def is_first(self) -> bool:

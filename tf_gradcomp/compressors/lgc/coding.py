@@ -1,4 +1,4 @@
-"""LGC's last phase: what the autoencoder makes of the entries is sent, as long as it is of use."""
+"""LGC's last phase: sends the autoencoder's codes of the entries, while they are good enough."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ _MOST_GROWTH = 3.0  # of the residuals while the autoencoder is in use (specific
 
 
 class Coding(Phase, registered=False):
-    """Sends what the autoencoder makes of the entries."""
+    """Sends the autoencoder's codes of the entries."""
 
     name: ClassVar[str] = "lgc_coding"
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
         """Returns the numbers of chosen entries, and digests of the weights and the last decoding.
 
-        Replicas compare these settings, so they notice in the next step if they decode differently.
+        Replicas compare these settings, so they notice in the next step if they have decoded
+        differently.
         """
         state = inputs.job_state
         digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
         return tf.concat([super().settings_in_force(inputs), tf.stack(digests)], 0)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Broadcasts where the leader's largest entries are, and sums or gathers their codes."""
+        """Broadcasts the positions of the leader's entries, and sums or gathers their codes."""
         step = self._step(inputs)
         if not step.layout.coded_entries:
             yield from step.follow()
@@ -70,7 +71,7 @@ class Coding(Phase, registered=False):
     ) -> Generator[Request, tf.Tensor, tf.Tensor]:
         """Runs `LeaderStep.follow`; ends the phase once the leader's residuals have grown too much.
 
-        The autoencoder then misses so much of today's gradients that training would be lost.
+        The autoencoder then misses so much of the current gradients that training would fail.
         """
         state = step.inputs.job_state
 
@@ -88,7 +89,7 @@ class Coding(Phase, registered=False):
         """Returns the residuals' norms in the first step that has this replica as leader.
 
         A job that resumes may have lost these norms, and its residuals may still be filling up from
-        zero. Then the largest norms of the next `training_steps` steps count.
+        zero. In this case, the largest norms of the next `training_steps` steps count.
         """
         state, numbers = inputs.job_state, _numbers(inputs)
         before, until = (
@@ -197,7 +198,8 @@ class Coding(Phase, registered=False):
 def _norms(inputs: ExchangeInputs) -> tf.Tensor:
     """The Euclidean norms of a replica's residuals times the number of replicas: float32 [tensors].
 
-    Gradients carry one over that number, so a job that goes on with another one can compare them.
+    Gradients are divided by this number, so a job that resumes with another number can compare
+    norms.
     """
     residuals = [
         tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
@@ -207,5 +209,5 @@ def _norms(inputs: ExchangeInputs) -> tf.Tensor:
 
 
 def _numbers(inputs: ExchangeInputs) -> list[int]:
-    """The places of the gradients of this step among all of the job."""
+    """The places of this step's gradients among all gradients of the job."""
     return list(range(len(inputs.specs)) if inputs.numbers is None else inputs.numbers)

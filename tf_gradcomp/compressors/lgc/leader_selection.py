@@ -1,8 +1,8 @@
-"""A step in which a leader chooses the entries that all replicas send: LGC in all of its phases.
+"""A step in which a leader chooses the entries that all replicas send: for all phases of LGC.
 
-Some tensors are summed whole. Of the others, the leader of the step (see `leader`) tells where its
-largest entries are. What each replica then sends of these entries is for the phase to say; it takes
-that off the residual.
+Some tensors are summed whole. For the other tensors, the leader of the step (see `leader`)
+broadcasts the positions of its largest entries. The phase determines the form in which each replica
+sends these entries, and subtracts the sent values from the residual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Layout:
     plain: tuple[int, ...]  # tensors whose chosen entries are summed without coding
     # Number of chosen entries of each tensor; 0 if the tensor is summed whole.
     entries: tuple[int, ...]
-    # Number of int32 words that tell the places of each tensor's chosen entries.
+    # Number of int32 words for the positions of each tensor's chosen entries.
     place_words: tuple[int, ...]
 
     @property
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def coded_words(self) -> int:
-        """Number of words that tell the places of the coded entries."""
+        """Number of words for the positions of the coded entries."""
         return sum(self.place_words[place] for place in self.coded)
 
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
@@ -92,7 +92,7 @@ class LeaderStep:
     """One replica's side of a step.
 
     Attributes:
-        inputs: What the method was given.
+        inputs: The inputs of the method.
         layout: How the tensors are sent.
         leader: int32 scalar, the rank of the replica that leads.
         own_finite: bool scalar: whether this replica's gradients and residuals are.
@@ -147,11 +147,11 @@ class LeaderStep:
         coded_bytes: float,
         rests: tf.Tensor | None = None,
     ) -> Exchanged:
-        """Spreads the totals over dense tensors, and keeps what was not sent.
+        """Spreads the totals over dense tensors, and keeps unsent values.
 
-        `rests` is what this replica did not send of its coded entries; None if it sent all of them.
-        If not all replicas are finite, the step is skipped, and a replica that is finite itself
-        keeps its whole gradient.
+        `rests` is the unsent part of this replica's coded entries; None if it sent them completely.
+        If not all replicas are finite, the step is skipped, and a finite replica keeps its whole
+        gradient.
         """
         layout, specs = self.layout, self.inputs.specs
         finite = tf.logical_and(finite, sums.finite)
@@ -161,7 +161,7 @@ class LeaderStep:
             self._of_all,
             self._places,
             totals,
-            # What is decoded of large entries may itself be too large.
+            # Values decoded from large entries may themselves be too large.
             tf.where(tf.math.is_finite(rests), rests, tf.zeros_like(rests)),
             self.own_finite,
             tf.logical_and(finite, self.inputs.finite),
@@ -180,7 +180,7 @@ class LeaderStep:
         )
 
     def _given(self, tensors: Sequence[int], places: tf.Tensor) -> tf.Tensor:
-        """The values of some tensors at their places; what is not finite is not sent: zeros are."""
+        """The values of some tensors at their positions; zeros in place of non-finite values."""
         if not tensors:
             return tf.zeros([0])
         return ops.leader_take(self._selection(tensors), places, self.own_finite)

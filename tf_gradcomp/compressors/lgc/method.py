@@ -1,4 +1,4 @@
-"""LGC: an autoencoder, trained while the job trains, codes the entries that a leader chooses."""
+"""LGC: an autoencoder, which is trained during the job, codes the entries that a leader chooses."""
 
 from __future__ import annotations
 
@@ -34,54 +34,56 @@ _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
 class LGC(Phased):
     """Learned gradient compression: an autoencoder codes the largest entries of all replicas.
 
-    In each step one replica leads: it finds its largest entries of residual plus gradient, in each
-    variable, and broadcasts where they are. What the replicas have there is alike, and is coded by
-    an autoencoder that learns from the job's own gradients. Training has three phases:
+    In each step one replica leads: it finds its largest entries of residual plus gradient in each
+    variable, and broadcasts their positions. The replicas' values at these positions are similar.
+    An autoencoder that is trained on the job's own gradients codes them. Training has three phases:
 
     1. `dense_steps` with dense gradients;
     2. `training_steps` in which the entries are gathered as float32, and the autoencoder learns;
     3. the rest, in which a code of a quarter as many floats is sent in place of the entries.
 
-    **It needs `gc.callbacks.AutoencoderTraining`**, or one call of it in each step of a training
-    loop of your own. Without it the job stays in phase 2, and sums the entries as float32. If the
-    autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as long, and then the
-    entries are sent in 8 bits, without an autoencoder. So they are as well when the residuals of a
-    replica have grown three times as large in phase 3 as they were at its beginning.
+    **It needs `gc.callbacks.AutoencoderTraining`**, or one call of it in each step of your own
+    training loop. Without training, the job stays in phase 2, and sums the entries as float32. If
+    the autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as long, and then
+    the entries are sent in 8 bits, without an autoencoder. Entries are also sent in 8 bits once the
+    residuals of a replica in phase 3 become three times as large as at its beginning.
 
     The kernel of the first layer, vectors, embeddings and variables of fewer than 1024 elements are
-    sent dense; of the kernel of the last layer, the entries as float32. Which layers these are is
-    known with `gc.Policy.from_model(model)`, or `gc.Policy(ends=...)`; otherwise, none is.
+    sent dense. Entries of the last layer's kernel are sent as float32. The first and last layers
+    are known from `gc.Policy.from_model(model)` or `gc.Policy(ends=...)`, and otherwise unknown.
 
-    What the autoencoder misses stays in the residual, in each replica what it missed of its own
-    entries. `ScaleCom` with few `value_bits` is the honest comparison: the same kind of indices, no
-    training and no dense phase. The methods' documentation says which to use.
+    The part of a replica's own entries that the autoencoder misses stays in the replica's residual.
+    `ScaleCom` with few `value_bits` is the fair comparison: the same kind of indices, no training
+    and no dense phase. The methods' documentation says which method to use.
 
-    Use it where you have measured that it trains better than `ScaleCom(value_bits=8)`, which sends
+    Use it if you have measured that it trains better than `ScaleCom(value_bits=8)`, which sends
     fewer bytes and needs no training.
 
     Args:
         pattern: `"all_reduce"`: the codes of all replicas are averaged, and decoded once.
             `"parameter_server"`, without a server: the leader broadcasts its code, each replica
             gathers its `innovation`, and each replica decodes for all.
-        density: Which part of the entries is chosen, above 0 and up to 1, for all variables or by
+        density: The share of entries that is chosen, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`). Variables with None are sent dense.
         dense_steps: Steps of phase 1; another name of `warmup_steps`.
         training_steps: Steps of phase 2.
-        innovation: Which part of the chosen entries each replica sends as they are, beside the
+        innovation: The share of the chosen entries that each replica sends uncoded, beside the
             leader's code; for `"parameter_server"`.
-        order: Of the entries of a variable: `"value"`, of the leader, ascending; `"index"`; or
-            `"magnitude"`. In order of value they are a smooth curve, at least the leader's.
+        order: The order of a variable's entries: `"value"`, by the leader's values, ascending;
+            `"index"`; or `"magnitude"`. In order of value, at least the leader's entries form a
+            smooth curve.
         latent_dtype: `"float32"`; or `"float16"`, which sends half the bytes of a code. With
-            `"all_reduce"` they are whole numbers of the leader's scale, so that sums are exact.
-        guard: Below which relative squared error of the autoencoder, the mean over 20 steps, phase
-            3 begins. Above 0 and up to 1.
+            `"all_reduce"`, float16 codes are whole numbers of the leader's scale, so that sums are
+            exact.
+        guard: Phase 3 begins when the autoencoder's relative squared error, the mean over 20 steps,
+            is below this number. Above 0 and up to 1.
         overrides: Density or None by regular expression over variable paths, with precedence over
-            `density` and over what is said above of small and first layers; the first expression
-            that is found anywhere in the path counts.
-        autoencoder: A `gc.Autoencoder`, whose weights are where training begins; or its
-            description. None: the paper's, with new weights.
-        **warmup: `warmup_steps`, in place of `dense_steps`, and `warmup`, what is sent in phase 1
-            if not dense gradients, as for every method: see `Compressor`.
+            `density` and over the rules above for small and first layers; the first expression that
+            is found anywhere in the path counts.
+        autoencoder: A `gc.Autoencoder`, from whose weights training starts; or its description.
+            None: the paper's, with new weights.
+        **warmup: `warmup_steps`, in place of `dense_steps`, and `warmup`, the method of phase 1 if
+            not dense gradients, as for every method: see `Compressor`.
 
     Raises:
         ValueError: If a setting is out of range, or the autoencoder is for the other pattern.
@@ -144,7 +146,7 @@ class LGC(Phased):
         )
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """The phase, the autoencoder's weights, and the vectors that it is trained with."""
+        """The phase, the autoencoder's weights, and its training vectors."""
         return self.phase_settings.job_state(specs)
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:

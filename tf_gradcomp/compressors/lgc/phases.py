@@ -1,9 +1,9 @@
-"""The phases of LGC that follow its dense steps; `LGC.phase` says whose turn it is.
+"""The phases of LGC after its dense steps; `LGC.phase` returns the current phase.
 
-The first replica, where the autoencoder is trained, decides which phase comes next. Any replica may
-decide that the autoencoder is not used any longer. The replica tells the others in a step that it
-leads, and all change in the step after. So none waits for another between steps. `coding.py` has
-the phase of most of a long job.
+The first replica, which trains the autoencoder, decides the next phase. Any replica may decide to
+abandon the autoencoder. The replica broadcasts its decision in a step that it leads, and all
+replicas change phase in the next step. No replica therefore waits for another between steps.
+`coding.py` has the phase of most of a long job.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Phase(HasSettings, registered=False):
 
 
 class Summing(Phase, registered=False):
-    """Sums the entries that a leader chose; the first replica may say what comes next."""
+    """Sums the entries that a leader chose; the first replica may announce the next phase."""
 
     name: ClassVar[str] = "lgc_summing"
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Broadcasts where the leader's largest entries are, and sums them."""
+        """Broadcasts the positions of the leader's largest entries, and sums these entries."""
         self._of.reset_if_incompatible(inputs.job_state)
         step = self._step(inputs)
         yield from _follow_news(step)
@@ -97,7 +97,7 @@ class Collecting(Phase, registered=False):
     name: ClassVar[str] = "lgc_collecting"
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Broadcasts where the leader's largest entries are, and gathers them."""
+        """Broadcasts the positions of the leader's largest entries, and gathers these entries."""
         step = self._step(inputs)
         entries = step.layout.coded_entries
         yield from _follow_news(step)
@@ -116,7 +116,7 @@ class Collecting(Phase, registered=False):
         return exchanged
 
     def _keep(self, of_all: tf.Tensor, step: LeaderStep, finite: tf.Tensor) -> None:
-        """Keeps the vectors of a step, the leader's first, on the first replica; all count it."""
+        """Keeps a step's vectors, the leader's first, on the first replica; all count the step."""
         inputs, state = step.inputs, step.inputs.job_state
         room = state[VECTORS].shape[0]
         kept = min(inputs.size, room)
@@ -141,12 +141,12 @@ class Collecting(Phase, registered=False):
 
 
 class Switching(Phase, registered=False):
-    """One step in which all replicas get the weights of the autoencoder from the first one."""
+    """One step in which all replicas get the autoencoder's weights from the first replica."""
 
     name: ClassVar[str] = "lgc_switching"
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """As in `Summing`, and broadcasts the weights."""
+        """Exchanges like `Summing`, and broadcasts the weights."""
         step, state = self._step(inputs), inputs.job_state
         yield from step.follow()
         own = step.coded()
@@ -159,12 +159,12 @@ class Switching(Phase, registered=False):
 
 
 class Rounding(Phase, registered=False):
-    """Gathers the entries in 8 bits, where no autoencoder could be trained, or it was given up."""
+    """Gathers the entries in 8 bits, after training failed or the autoencoder was abandoned."""
 
     name: ClassVar[str] = "lgc_rounding"
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Broadcasts where the leader's largest entries are, and gathers them in a few bits."""
+        """Broadcasts the positions of the leader's entries, and gathers these in a few bits."""
         step = self._step(inputs)
         layout = step.layout
         yield from step.follow()
@@ -187,7 +187,7 @@ class Rounding(Phase, registered=False):
 
 
 def _follow_news(step: LeaderStep) -> Generator[Request, tf.Tensor, None]:
-    """Has the leader choose; and if that is the first replica, takes what it wants to be next."""
+    """Lets the leader choose entries; if it is the first replica, takes its next phase."""
     state = step.inputs.job_state
 
     def news(_chosen: tf.Tensor) -> tf.Tensor:
@@ -208,11 +208,11 @@ def scale_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def scales_of(rows: tf.Tensor) -> tf.Tensor:
-    """The root mean square of each row: float32 [rows]; 0 where that is not a positive number.
+    """The root mean square of each row: float32 [rows]; 0 if it is not a positive number.
 
-    It is computed of numbers of up to 1, so that it neither overflows nor vanishes, and a row times
-    a power of two has that times the scale. What is decoded of zeros need not be zeros, and is by
-    its scale.
+    It is computed from numbers of up to 1, so that it neither overflows nor vanishes, and a power
+    of two times a row gives the same power times the scale. The decoding of zeros need not be
+    zeros, but the scale makes it zeros.
     """
     most = tf.reduce_max(tf.abs(rows), 1)
     mean = tf.reduce_mean(tf.square(tf.math.divide_no_nan(rows, most[:, tf.newaxis])), 1)
@@ -227,5 +227,5 @@ def over_scale(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def sum_in_order(rows: tf.Tensor) -> tf.Tensor:
-    """The sum of rows, added in their order, as a reduction need not be."""
+    """The sum of rows, added in order, which a reduction does not guarantee."""
     return tf.gather(tf.cumsum(rows, 0), rows.shape[0] - 1)

@@ -22,13 +22,13 @@ from tf_gradcomp.policy import FIRST, LAST, VECTOR, GradientSpec
 ALL_REDUCE, PARAMETER_SERVER = "all_reduce", "parameter_server"
 FLOAT16, FLOAT32 = "float16", "float32"
 
-# Names in the state of the job; all but `SHARE_ERROR` are equal on all replicas, or count on the
-# first one alone.
+# Names in the state of the job; all except `SHARE_ERROR` are equal on all replicas, or count only
+# on the first replica.
 MADE_FOR = "lgc_made_for"  # a digest of the settings that the state is for; 0: nothing yet
 PHASE = "lgc_phase"
-WANTED = "lgc_wanted"  # the phase that the first replica wants; 0: none
+WANTED = "lgc_wanted"  # the phase that the first replica requests; 0: none
 LATEST = "lgc_latest"  # float32 [2]: loss and relative error of the last step of training
-LEARNING = "lgc_learning"  # the same, as the first replica told all of them last
+LEARNING = "lgc_learning"  # the same, as the first replica last broadcast it
 COLLECTED = "lgc_collected"  # steps whose vectors were collected
 VECTORS = "lgc_vectors"
 VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, from 1 on; 0: none
@@ -37,8 +37,8 @@ ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: no
 WEIGHTS = "lgc_weights"
 NORMS = "lgc_norms"  # `_norms` when this replica first led with the autoencoder; 0: not known
 RISE_UNTIL = "lgc_norms_rise_until"  # the step up to which `NORMS` are the largest so far; 0: none
-DECODED = "lgc_decoded"  # a digest of what was decoded last
-SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
+DECODED = "lgc_decoded"  # a digest of the last decoding
+SHARE_ERROR = "lgc_share_error"  # of the sent part of this replica's own entries
 
 _OF_WHAT_WAS_LEARNT = (
     PHASE,
@@ -67,8 +67,8 @@ class PhaseSettings:
 
     pattern: str  # `ALL_REDUCE` or `PARAMETER_SERVER`
     training_steps: int  # of the phase in which the autoencoder learns
-    density: PerVariable[float]  # which part of the entries is chosen, by variable
-    innovation: float  # which part of the coded entries each replica adds of its own
+    density: PerVariable[float]  # the share of chosen entries, by variable
+    innovation: float  # the share of the coded entries in a replica's innovation
     order: str  # of the coded entries; see `leader_selection.ORDERS`
     latent_dtype: str  # `FLOAT32` or `FLOAT16`
     architecture: Architecture  # of the autoencoder
@@ -89,7 +89,7 @@ class PhaseSettings:
         return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
 
     def reset_if_incompatible(self, job_state: Mapping[str, tf.Variable]) -> None:
-        """Resets what was learnt for other vectors, or by another autoencoder."""
+        """Resets state that was learnt for other vectors, or by another autoencoder."""
 
         def forget() -> None:
             for name in _OF_WHAT_WAS_LEARNT:
@@ -105,7 +105,7 @@ class PhaseSettings:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
 
     def layout(self, specs: Sequence[GradientSpec]) -> Layout:
-        """Returns the layout, which tells how each tensor is sent."""
+        """Returns the layout, which says how each tensor is sent."""
         entries = tuple(self._entries(spec) for spec in specs)
         places = range(len(specs))
         selected = [place for place in places if entries[place]]
@@ -133,7 +133,7 @@ class PhaseSettings:
         return self.architecture.padded(max(entries, 1))
 
     def added(self, entries: int) -> int:
-        """Returns how many of the coded entries are a replica's innovation."""
+        """Returns the number of coded entries in a replica's innovation."""
         return math.ceil(self.innovation * entries)
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:

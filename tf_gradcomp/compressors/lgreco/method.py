@@ -1,4 +1,4 @@
-"""L-GreCo: another method, whose setting of each layer is planned while the job trains."""
+"""L-GreCo: another method, whose setting for each layer is planned during training."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"
-_NO_SETTING = -1  # a plan has settings plus one, and 0 where there is none yet
+_NO_SETTING = -1  # a plan has settings plus one, and 0 if there is none yet
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
 class LGreCo(HasSettings):
-    """Another method, with a setting for each layer that is planned while the job trains.
+    """Another method, with a setting for each layer that is planned during training.
 
     The method's own settings are the reference. In each period of training, a plan chooses for each
     layer one of several settings around its own, so that all layers send the fewest bytes while
-    their summed error is at most the reference's. Layers whose gradients are
-    easily compressed are compressed more, and others less.
+    their summed error is at most the reference's error. Layers whose gradients compress easily are
+    compressed more, and other layers less.
 
-    Plans are made by `gc.callbacks.LayerwisePlan`, or in a training loop of your own by
-    `exchange.plan_settings()`. Until the first one, and without any, this is the method itself. A
-    plan is made from the sum of the gradients of the first replica since the one before, as they
-    are compressed but without the residual; steps that were skipped are left out. The
-    last steps of a period would not do: they give other plans (`benchmarks/layerwise.py`).
+    Plan with `gc.callbacks.LayerwisePlan`, or call `exchange.plan_settings()` in your own training
+    loop. Until the first plan, the method's own settings are used. A plan is made from the sum of
+    the first replica's gradients since the last plan, in their compressed units but without the
+    residual; skipped steps are excluded. The last steps of a period alone would give other plans
+    (`benchmarks/layerwise.py`).
 
-    Use it where layers differ much in size and kind. It keeps a sum of the gradients on each
-    replica, as large as the model, and the first one reads its gradients once more. Vectors,
-    variables with fewer than 1024 entries and those that the method sends whole keep its settings.
+    Use it if layers differ much in size and kind. It keeps a sum of the gradients on each replica,
+    as large as the model, and the first replica reads its gradients once more. Vectors, variables
+    with fewer than 1024 entries and variables that the method sends whole keep the method's
+    settings.
 
     Args:
         method: A compressor with a setting that differs by variable, its name or its config:
             `PowerSGD`, `QSGD`, `MaxNormQuantization`, `TopK`, `AdaComp`, `ScaleCom` or `ArcTopK`.
-            It takes no warm-up of its own.
-        choices: The values of the method's main setting among which plans choose, for all layers
-            alike and as its constructor takes them. By default, for each layer a range around its
+            The method itself must not have a warm-up.
+        choices: The values of the method's main setting among which plans choose, equal for all
+            layers and as its constructor takes them. By default, for each layer a range around its
             own: half of it to twice as many for ranks and bits, and a tenth to ten times for
             densities, bins and rates.
-        budget: How many times the error of the reference plans may have. With 0, or with what is
-            not finite, there is no plan.
+        budget: The allowed error of plans, as a multiple of the reference's error. With 0, or a
+            number that is not finite, there is no plan.
         reference: `"uniform"`, the method's own settings; or `"accordion"`: where the norm of a
             layer's gradients is steady, less than half larger or smaller than in the period before,
-            the reference is the choice with the fewest bytes instead. So plans may miss more, and
-            send less, once training has calmed down. (Accordion: https://arxiv.org/abs/2010.16248.)
-        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. Steps of a
-            warm-up are left out of the sum.
+            the reference is the choice with the fewest bytes instead. Plans may therefore miss
+            more, and send less, once training has calmed down. (Accordion:
+            https://arxiv.org/abs/2010.16248.)
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. The sum
+            excludes the steps of a warm-up.
 
     Raises:
         ValueError: If the method has no such setting or a warm-up of its own, a choice is out of
@@ -96,7 +98,7 @@ class LGreCo(HasSettings):
         self.values = None if choices is None else list(choices)
         if self.values == []:
             raise ValueError("LGreCo: choices has no values; give some, or None for a range.")
-        for kind in LAYER_KINDS:  # what is wrong with the values is reported now
+        for kind in LAYER_KINDS:  # reports invalid values now
             self.choices(dataclasses.replace(_PLANNABLE, kind=kind))
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
@@ -114,12 +116,12 @@ class LGreCo(HasSettings):
 
     @property
     def plan_name(self) -> str:
-        """The name of the plan in the state of the job; plans of other methods have others."""
+        """The name of the plan in the state of the job; other methods have other names."""
         return f"{self.method.name}_plan"
 
     @property
     def outcome_name(self) -> str:
-        """The name of what the plan is expected to do: see `PlanInForce`."""
+        """The name of the plan's expected outcome: see `PlanInForce`."""
         return f"{self.method.name}_plan_outcome"
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
@@ -171,10 +173,10 @@ class LGreCo(HasSettings):
         return self.planned(inputs.specs, plan)
 
     def planned(self, specs: Sequence[GradientSpec], plan: tf.Tensor) -> tf.Tensor:
-        """Returns the settings by a plan, and the own one where a plan has none of the choices.
+        """Returns the settings of a plan, or the own setting if a plan has none of the choices.
 
         Args:
-            specs: What is known of some gradients.
+            specs: The specs of some gradients.
             plan: int64, one for each of them, as the job's state has it. It may be of an earlier
                 job, with other choices.
 
@@ -189,7 +191,7 @@ class LGreCo(HasSettings):
     def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
         """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
 
-        They are kept: a simulation asks for them in each step of each learner.
+        They are cached, because a simulation needs them in each step of each learner.
         """
         if specs not in self._ranges:
             choices = [self.choices(spec) or [] for spec in specs]
@@ -206,7 +208,7 @@ class LGreCo(HasSettings):
 
         def add() -> None:
             for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):
-                # Gradients carry one over the number of replicas, which a resume may change.
+                # Gradients are divided by the number of replicas, which a resume may change.
                 value = tf.cast(gradient, tf.float32) * inputs.size
                 tf.raw_ops.AssignAddVariableOp(resource=total, value=value)
 

@@ -1,4 +1,4 @@
-"""The plan: the settings of layers with which they send the fewest bytes within the budget."""
+"""The plan: the settings with which layers send the fewest bytes within the budget."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Plan(NamedTuple):
     budget_used: float
     bytes: float  # size of a replica's payload of all variables, without its header
     uniform_bytes: float  # the same size with the uniform settings
-    at_bound: int  # how many of the planned layers have the smallest of their choices
-    planned: int  # how many layers had a choice
+    at_bound: int  # the number of planned layers with the smallest of their choices
+    planned: int  # the number of layers with choices
     reason: str = ""  # why all variables keep the uniform setting; empty if they do not
 
 

@@ -18,7 +18,7 @@ from tf_gradcomp.policy import GradientSpec
 if TYPE_CHECKING:
     from tf_gradcomp.compressors.lgreco.method import LGreCo
 
-_STEADY = 0.5  # Accordion: by which part a norm may differ from the norm of the period before
+_STEADY = 0.5  # Accordion: by which share a norm may differ from the norm of the period before
 _LOG = tf.get_logger()
 _WHO_PLANS = (
     "L-GreCo uses the settings of its method until a plan is made. Plan with "
@@ -28,15 +28,15 @@ _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
 
 class PlanInForce(NamedTuple):
-    """The settings in use, and what the plan that chose them is expected to do."""
+    """The settings in use, and the expected outcome of their plan."""
 
     settings: list[int]  # one for each variable, as `HasSettings.settings` has them
     ratio: float  # the bytes of the method's own settings over the plan's bytes; 1 without a plan
-    budget_used: float  # which part of the error that was allowed the plan has; 1 without a plan
-    at_bound: int  # how many layers have the setting with the fewest bytes among their choices
+    budget_used: float  # the plan's share of the allowed error; 1 without a plan
+    at_bound: int  # the number of layers with the smallest of their choices
 
     def measures(self) -> dict[str, float]:
-        """Returns what is logged of the plan."""
+        """Returns the logged values of the plan."""
         return {
             "plan_ratio": self.ratio,
             "plan_budget_used": self.budget_used,
@@ -70,7 +70,7 @@ class LayerPlanner(Proposing):
         }
 
     def notices(self) -> list[str]:
-        """Returns who makes plans."""
+        """Returns a notice on how to make plans."""
         return [_WHO_PLANS]
 
     def facts(self, job_state: Mapping[str, tf.Variable]) -> dict[str, Any]:
@@ -89,10 +89,11 @@ class LayerPlanner(Proposing):
 
         Returns:
             float64 [3 + variables]: the plan's expected outcome, and the plan. With Accordion, the
-            norms of the sums follow. Without any gradients, what is in force.
+            norms of the sums follow. Without any gradients, the proposal in force.
         """
         proposed, sums = self.no_change(), state
-        # Not those that are exchanged in no step, such as tables that are sent as slices.
+        # Excludes gradients that the method never exchanges, such as tables that are sent as
+        # slices.
         places = [place for place, total in enumerate(sums) if total.any()]
         if not places:
             _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last plan.")

@@ -18,12 +18,12 @@ from tf_gradcomp.keras.keras2 import keras_private
 def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
     """Returns the preconditioner that an optimizer allows; None if it has no second moment.
 
-    If the optimizer wraps another one, as `MovingAverage` does, that one tells.
+    If the optimizer wraps another optimizer, as `MovingAverage` does, the wrapped one decides.
     """
     core = updating(optimizer)
     if type(core) not in allowed():
         return None
-    with tf.init_scope():  # a config reads variables; asked for a setting, others create them
+    with tf.init_scope():  # a config reads variables; reading other settings creates variables
         config = core.get_config()
     return Preconditioner(
         float(config["beta_2"]),
@@ -36,9 +36,9 @@ def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
 def momentum_only(
     optimizer: Any, divided: Sequence[Any], delayed: Sequence[tf.Tensor]
 ) -> contextlib.AbstractContextManager[None]:
-    """Within this context, an optimizer takes gradients as already divided and clipped.
+    """Within this context, an optimizer treats gradients as already divided and clipped.
 
-    Gradients of `divided` weights that are `delayed` go past the momentum.
+    Gradients of `divided` weights that are `delayed` bypass the momentum.
     """
     steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
     of_variables = zip(divided, steps, strict=True)
@@ -50,7 +50,7 @@ def momentum_only(
 
 
 def updating(optimizer: Any) -> Any:
-    """Returns the optimizer that updates, however deep inside others."""
+    """Returns the optimizer that updates, at any depth inside others."""
     *_, core = keras_private.within(optimizer)
     return core
 

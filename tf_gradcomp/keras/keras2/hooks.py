@@ -1,4 +1,4 @@
-"""Functions that replace parts of Keras 2; `patches.py` says which are in use, and why."""
+"""Functions that replace parts of Keras 2; `patches.py` lists them with reasons."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def on_save(save: Callable[[keras.Model, str, Callable[[], Any], Callable[[], An
     """Has `save(model, path, write, original)` called where Keras writes a file of a model.
 
     `write` writes beside the path first. Weights in TensorFlow's format are a checkpoint, which has
-    a hook of its own.
+    its own hook.
     """
 
     def hooked(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         as_usual = functools.partial(original, model, filepath, *args, **kwargs)
         path = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else "://"
-        # Where it is False, Keras asks the user; the functions without it have no such argument.
+        # If it is False, Keras asks the user; the other functions have no such argument.
         overwrite = kwargs.get("overwrite", args[0] if args else True)
         if "://" in path or not (overwrite or not os.path.exists(path)):
             as_usual()

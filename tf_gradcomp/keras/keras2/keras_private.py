@@ -1,4 +1,4 @@
-"""The one module, with `hooks.py`, that touches private API of Keras 2 and of tensorflow-addons.
+"""The only module, besides `hooks.py`, that touches private API of Keras 2 and tensorflow-addons.
 
 Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
 for each name used here, and fails by that name when a release changes it.
@@ -32,7 +32,7 @@ def is_loss_scaler(optimizer: Any) -> bool:
 
 
 def within(optimizer: Any) -> Iterator[Any]:
-    """An optimizer and all that it wraps, from the outside to the inside.
+    """An optimizer and all optimizers that it wraps, from the outside to the inside.
 
     The wrappers of tensorflow-addons have no public name for what they wrap.
     """
@@ -49,12 +49,12 @@ def reduces_by_itself(optimizer: Any) -> bool:
 
 
 def with_gradients(pairs: Pairs) -> list[tuple[Any, Any]]:
-    """The pairs with a gradient; warns of the others as Keras does, and fails if there is none."""
+    """The pairs with a gradient; warns of other pairs like Keras, and fails if there is none."""
     return list(_utils.filter_empty_gradients(pairs))
 
 
 def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
-    """Creates an optimizer's variables; legacy ones publicly do so in their first step only."""
+    """Creates an optimizer's variables, which legacy optimizers publicly create only in a step."""
     if isinstance(optimizer, Legacy):
         optimizer._create_all_weights(variables)
         for inside in list(within(optimizer))[2:]:  # whose counters would be created in a step
@@ -93,7 +93,7 @@ def own_variables(optimizer: Any) -> list[tf.Variable]:
 
 
 def apply(optimizer: Any, pairs: Pairs, *, aggregate: bool) -> None:
-    """Has an optimizer apply gradients, and sum them over the replicas first if asked to."""
+    """Lets an optimizer apply gradients, and first sum them over the replicas if requested."""
     if isinstance(optimizer, Legacy):
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=aggregate)
     else:
@@ -110,7 +110,7 @@ def compute_gradients(
 
 
 def clip(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Clips as the optimizer would when it applies; publicly it does so there only."""
+    """Clips as the optimizer would when it applies; the public API clips only there."""
     if isinstance(optimizer, Legacy):
         pairs = optimizer._transform_gradients(list(zip(gradients, variables, strict=True)))
         return [gradient for gradient, _ in pairs]

@@ -31,10 +31,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     """Wraps an optimizer of Keras 2; the replicas of a job exchange its gradients compressed.
 
     The optimizer may be a new-style one (`tf.keras.optimizers.Adam`), a legacy one
-    (`tf.keras.optimizers.legacy.Adam`), or one of tensorflow-addons with all that it wraps, as in
-    `CompressedOptimizer(MovingAverage(LAMB()))`. Works under `gc.MultiWorkerMirroredStrategy`,
-    TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy`, and Horovod, in `fit` and
-    in training loops. With one replica it does what the inner optimizer does, bit for bit.
+    (`tf.keras.optimizers.legacy.Adam`), or an optimizer of tensorflow-addons with its inner
+    optimizers, as in `CompressedOptimizer(MovingAverage(LAMB()))`. Works under
+    `gc.MultiWorkerMirroredStrategy`, TensorFlow's own `MultiWorkerMirroredStrategy` and
+    `MirroredStrategy`, and Horovod, in `fit` and in training loops. With one replica, it equals the
+    inner optimizer, bit for bit.
 
     Arguments, errors and behaviour are as in the wrapper for Keras 3, with two exceptions:
 
@@ -70,11 +71,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return bool(self._model_variables)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
+        """Creates the inner optimizer's state and, for several replicas, the exchange's state.
 
         Raises:
             ValueError: If a variable cannot be compressed.
-            WorkersDisagreeError: If the workers have other variables or settings.
+            WorkersDisagreeError: If the workers have different variables or settings.
         """
         if self.built:
             return
@@ -90,7 +91,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def compute_gradients(
         self, loss: Any, var_list: Any, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient | None, tf.Variable]]:
-        """Computes gradients as Keras does; with the loss scaled, if a loss scaler is inside."""
+        """Computes gradients like Keras; scales the loss if a loss scaler is inside."""
         if self._core is not self.inner_optimizer and not keras_private.looks_for_nans(self):
             return keras_private.compute_gradients(self.inner_optimizer, loss, var_list, tape)
         return super().compute_gradients(loss, var_list, tape)
@@ -101,8 +102,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> list[tuple[Gradient | None, tf.Variable]]:
         """Exchanges the gradients of this replica; returns their sum over the replicas.
 
-        On a step that must be skipped because a replica's gradient was not finite, all are NaN, for
-        a loss scaler around this optimizer to see; `apply_gradients` skips such a step.
+        On a step that must be skipped because a replica's gradient was not finite, all sums are
+        NaN, so that a loss scaler around this optimizer sees them; `apply_gradients` skips such a
+        step.
         """
         pairs = list(grads_and_vars)
         if not pairs:
@@ -141,10 +143,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """Exchanges the gradients of this replica and applies their sum over the replicas.
 
         Args:
-            grads_and_vars: Gradients and variables; None where there is no gradient, on all
-                replicas alike.
+            grads_and_vars: Gradients and variables; None for no gradient, equally on all replicas.
             name: Not used.
-            skip_gradients_aggregation: Whether the gradients are sums over the replicas already.
+            skip_gradients_aggregation: Whether the gradients are already sums over the replicas.
             **kwargs: `experimental_aggregate_gradients`, the opposite, as in Keras.
 
         Returns:
@@ -152,7 +153,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
-                no strategy in what is one of several processes.
+            no strategy although the process is one of several.
         """
         aggregate = kwargs.pop("experimental_aggregate_gradients", not skip_gradients_aggregation)
         if kwargs:
@@ -173,8 +174,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             keras_private.apply(self._applies, flushed, aggregate=aggregate)
             return self.iterations
 
-        # The variables are in a closure: strategies would give each replica its part of an
-        # argument, and optimizers want the whole.
+        # The variables are in a closure, because strategies would give each replica its part of an
+        # argument, but optimizers need the whole variables.
         def across(strategy: tf.distribute.Strategy, grads: list[Any]) -> None:
             self._apply_across_replicas(strategy, grads, variables, aggregate)
 
@@ -198,7 +199,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         variables: Sequence[tf.Variable],
         aggregate: bool,
     ) -> None:
-        """Runs across replicas: only there may branches update."""
+        """Runs across replicas, because only there may branches update variables."""
         each_replica = strategy.extended.call_for_each_replica
         exchange = self._reduction_of(variables) if aggregate else _as_sums
 
@@ -247,14 +248,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> Any:
-        """The inner optimizer's variables, and what is saved of the exchange."""
+        """The inner optimizer's variables, and the saved variables of the exchange."""
         return _Callable([*self._inner_variables, *self._saved()])
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets what `variables` has; or the inner optimizer's part of it, and the rest anew.
+        """Sets the values of `variables`; or only the inner optimizer's, and resets the rest.
 
         Raises:
-            ValueError: If the number or the shapes of the weights are others.
+            ValueError: If the number or the shapes of the weights differ.
         """
         check_built(self)
         inner, own = self._inner_variables, self._saved()
@@ -278,13 +279,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return [_Saved(key, variable, read) for key, variable in state.items()]
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves as the base class does, and a legacy inner optimizer, which Keras does not save."""
+        """Saves like the base class, and a legacy inner optimizer, which Keras does not save."""
         super().save_own_variables(store)
         for key, variable in self._legacy_state().items():
             store[key] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads as the base class does, and a legacy inner optimizer."""
+        """Loads like the base class, and a legacy inner optimizer."""
         legacy = self._legacy_state()
         for key in set(legacy) & set(store.keys()):
             legacy[key].assign(store[key])
@@ -296,7 +297,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> CompressedOptimizer:
         """The optimizer that `get_config` described, for the replicas in scope or of Horovod.
 
-        In h5 files, optimizers of tensorflow-addons are by names that Keras alone does not find.
+        In h5 files, optimizers of tensorflow-addons have names that Keras alone does not find.
 
         Raises:
             ValueError: If `hvd.DistributedOptimizer` is around it.
@@ -348,7 +349,7 @@ def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
 
 
 def _as_sums(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
-    """Returns gradients that are sums over the replicas already, and whether all are finite."""
+    """Returns gradients that are already sums over the replicas, and whether all are finite."""
     return grads, all_finite(grads)
 
 

@@ -15,23 +15,23 @@ from tf_gradcomp.keras.keras2 import keras_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _MEAN = tf.VariableAggregation.MEAN
-_OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of what metrics have counted on all of them
+_OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of metric results that count all replicas
 
 
 def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
-    """Stands in for the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
+    """Replaces the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_moments_are_its_own(optimizer)
     pairs = list(grads_and_vars)
     if not pairs or keras_private.reduces_by_itself(optimizer):
         return original(pairs)
-    # A loss scaler looks at the sums to know that a step must be skipped.
+    # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
     variables = [variable for _, variable in pairs]
     return common.reduce_in_optimizer(optimizer, pairs, variables, original, if_skipped)
 
 
 def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
-    """Stands in for asking one metric after another: one collective sums what all have counted."""
+    """Replaces the separate sums of metrics by one collective for all metrics."""
     strategy = tf.distribute.get_strategy()
     replica = tf.distribute.get_replica_context()
     if replica is None or not isinstance(strategy, CheckedStrategy):
@@ -50,7 +50,7 @@ def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
 
 
 def note_of_all(results: Any) -> None:
-    """Marks what a metric has returned as counted on all replicas."""
+    """Marks the result of a metric as counted on all replicas."""
     for result in tf.nest.flatten(results):
         setattr(result, _OF_ALL, True)
 
@@ -58,7 +58,7 @@ def note_of_all(results: Any) -> None:
 def sums_of_step(
     strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
 ) -> Any:
-    """Stands in for Keras' sums; what metrics have counted on all replicas stays as it is."""
+    """Replaces Keras' sums; metric results over all replicas stay unchanged."""
     if not isinstance(strategy, CheckedStrategy):
         return original()
     leaves = tf.nest.flatten(outputs)
