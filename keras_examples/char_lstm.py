@@ -5,8 +5,8 @@
     gradcomp run -n 2 char_lstm.py --dataset my_text.txt
     horovodrun -np 2 python char_lstm.py --horovod --compressor adacomp
 
-The text comes with Python itself, or is a file of yours. The batch size is that of all workers
-together. What counts in the end is how many bits a character of held-out text takes.
+The text comes with Python itself, or from your own file. The batch size is the global one, over all
+workers. The final measure is the number of bits per character of held-out text.
 """
 
 from __future__ import annotations
@@ -68,15 +68,17 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(), before all else
+    job = common.start_job(
+        horovod
+    )  # (1) gc.MultiWorkerMirroredStrategy(), before any other use of TensorFlow
     is_chief = gc.is_chief(job.strategy)
-    # All workers shuffle alike, and each then takes its own part of every batch.
+    # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
     train = job.own_part(texts.shuffled(text, batch_size, seed), batch_size)
     validation = texts.in_order(held_out, batch_size)
 
-    with job.strategy.scope():  # (2) in here, what belongs to the model is created
+    with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = compiled_model(
             gc.CompressedOptimizer(  # (3) around your optimizer
                 make_optimizer(optimizer, learning_rate),

@@ -1,4 +1,4 @@
-"""Code that the example programs share: their data, times of steps, and reports."""
+"""Shared code of the example programs: data, times of steps, and reports."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ class Job:
     """The processes that train together.
 
     Attributes:
-        strategy: In whose scope models are created; the default one under Horovod.
-        group: For `gc.CompressedOptimizer`.
-        size: How many processes there are.
-        rank: Which of them this is, where each takes its part of a batch by itself.
+        strategy: The strategy in whose scope models are created; the default strategy under
+            Horovod.
+        group: The group for `gc.CompressedOptimizer`.
+        size: The number of processes.
+        rank: This process's number, if each process takes its part of a batch by itself.
     """
 
     strategy: tf.distribute.Strategy
@@ -79,7 +80,7 @@ class Job:
     rank: int
 
     def own_part(self, batches: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-        """This process's part of batches; a strategy takes it in `fit`."""
+        """Returns this process's part of batches; under a strategy, `fit` takes it."""
         if self.group is None:
             return batches
         if batch_size % self.size:
@@ -90,7 +91,7 @@ class Job:
 
 
 def start_job(horovod: bool) -> Job:
-    """Finds the others; comes before all else that TensorFlow does."""
+    """Finds the other processes; must come before any other use of TensorFlow."""
     if not horovod:
         strategy = gc.MultiWorkerMirroredStrategy()
         return Job(strategy, None, strategy.num_replicas_in_sync, 0)
@@ -104,10 +105,10 @@ def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:
     """Images in [0, 1] with a channel axis, and their labels: the training and the test set.
 
     Args:
-        name: `"digits"`, which comes with scikit-learn, or one that `keras.datasets` downloads.
-            Where there is no network, the environment's GRADCOMP_DATA names a folder with its
-            file, such as `mnist.npz`.
-        seed: Decides which fifth of the digits is the test set.
+        name: `"digits"`, which comes with scikit-learn, or a data set that `keras.datasets`
+            downloads. Without a network, the environment variable GRADCOMP_DATA names a folder with
+            its file, such as `mnist.npz`.
+        seed: Selects the fifth of the digits that is the test set.
     """
     if name == "digits":
         return _load_digits(seed)
@@ -140,18 +141,18 @@ def _scaled(images: np.ndarray, labels: np.ndarray, highest: float) -> Arrays:
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Logs `seconds_per_step`: the mean of each epoch's steps but the first, which starts up."""
+    """Logs `seconds_per_step`: the mean of each epoch's steps, without its slow first step."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew."""
+        """Resets the callback."""
         self._ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the time."""
+        """Records the time."""
         self._ends.append(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the epoch's logs; NaN where it had one step alone."""
+        """Adds to the epoch's logs; NaN if the epoch had only one step."""
         if logs is not None:
             between = np.diff(self._ends)
             logs["seconds_per_step"] = float(between.mean()) if between.size else math.nan
@@ -176,12 +177,13 @@ def write_history(
     optimizer: keras.optimizers.Optimizer,
     **facts: Any,
 ) -> None:
-    """Writes what a run measured, and facts about it, as JSON.
+    """Writes the measurements of a run, and facts about it, as JSON.
 
     Args:
         path: The file; None writes nothing.
         measured: A value for each epoch, by name, as the `History` of Keras' `fit` has them.
-        optimizer: The one that trained; of a compressed one, the traffic is written as well.
+        optimizer: The optimizer of the run; for a compressed optimizer, the traffic is written,
+            too.
         **facts: JSON-serializable.
     """
     if path is None:
@@ -193,7 +195,7 @@ def write_history(
 
 
 def _exchanged(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """By which method, which "auto" has chosen, and how many bytes; None for both if by none."""
+    """The method, which "auto" may have chosen, and the bytes; None for both without a method."""
     if not isinstance(optimizer, gc.CompressedOptimizer) or not optimizer.exchange.built:
         return {"compressor": None, "traffic": None}
     exchange = optimizer.exchange
@@ -206,7 +208,7 @@ def _exchanged(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 def traffic_by_variable(exchange: Any, earlier: Any = None) -> dict[str, Any]:
     """Returns the traffic of the first replica, after an `earlier` one if it is given.
 
-    It has the kind and the number of elements of each variable with it.
+    The result includes the kind and the number of elements of each variable.
     """
     traffic = exchange.traffic()
     variables = {

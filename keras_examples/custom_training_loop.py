@@ -1,11 +1,11 @@
-"""A training loop of one's own, on one worker or on many, with compressed gradients.
+"""A custom training loop, on one worker or on many, with compressed gradients.
 
     python custom_training_loop.py
     gradcomp run -n 2 custom_training_loop.py --compressor adacomp
 
-`gc.CompressedOptimizer` exchanges the gradients in `apply`, so the loop is that of any program
-under `tf.distribute`: each worker computes the gradients of its part of the batch, with the loss
-divided by the size of the whole batch, because gradients are summed over the workers.
+`gc.CompressedOptimizer` exchanges the gradients in `apply`, so the loop is like any loop under
+`tf.distribute`: each worker computes the gradients of its part of the batch, with the loss divided
+by the size of the whole batch, because gradients are summed over the workers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Trainer:
         images, labels = batch
         with tf.GradientTape() as tape:
             logits = self.model(images, training=True)
-            # The batch of all workers, not this one's part: gradients and losses are summed.
+            # The batch of all workers, not this worker's part, because gradients and losses are
+            # summed.
             loss = tf.reduce_sum(self.loss(labels, logits)) / self.batch_size
         variables = self.model.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
@@ -98,9 +99,9 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
     is_chief = gc.is_chief(strategy)
-    # All workers shuffle alike, and each then takes its own part of every batch.
+    # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images(dataset, seed)
     train = strategy.experimental_distribute_dataset(
@@ -112,12 +113,12 @@ def train(
         tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
     )
 
-    with strategy.scope():  # (2) in here, what belongs to the model is created
+    with strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
         wrapped = gc.CompressedOptimizer(  # (3) around your optimizer
             make_optimizer(optimizer, learning_rate), compressor
         )
-        # Else the first step creates its variables, which takes a second trace.
+        # Otherwise the first step creates its variables, which takes a second trace.
         wrapped.build(model.trainable_variables)
         trainer = Trainer(strategy, model, wrapped, batch_size)
 

@@ -4,8 +4,8 @@
     python demo.py --malloc both
 
 Prints accuracy, loss, bytes and time side by side, and draws the loss over steps and over bytes.
-What is trained is digits_cnn.py, with the same steps, settings and seed. `--malloc` says which
-settings of malloc the workers get: see docs/malloc.md.
+Both runs train digits_cnn.py with the same steps, settings and seed. `--malloc` selects the
+workers' settings of malloc: see docs/malloc.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tf_gradcomp.environment import MALLOC
 from tf_gradcomp.launch import LocalJob, malloc
 
 PROGRAM = Path(__file__).with_name("digits_cnn.py")
-RESULTS = Path(__file__).resolve().parents[1] / "results"  # which git ignores
+RESULTS = Path(__file__).resolve().parents[1] / "results"  # a folder that git ignores
 NAMES = {"no_compression": "dense", "adacomp": "AdaComp"}
 LAST_EPOCHS = 5
 SETTINGS = (malloc.DEFAULT, malloc.TUNED)
@@ -44,7 +44,7 @@ Record = dict[str, Any]
 def train(
     compressor: str, setting: str, workers: int, args: list[str], folder: Path, progress: Progress
 ) -> Record:
-    """Runs the program on local workers under a setting of malloc; returns what it wrote down."""
+    """Runs the program on local workers under a setting of malloc; returns its records."""
     file = folder / f"demo-{compressor}-{setting}.json"
     command = [sys.executable, str(PROGRAM), "--compressor", compressor]
     command += [*args, "--history", str(file)]
@@ -61,7 +61,7 @@ def train(
             description = f"{name}: test accuracy {float(accuracy[1]):.1%}"
             progress.update(bar, description=description, advance=1)
 
-    # TensorFlow's notes on its own start would hide the progress bar.
+    # TensorFlow's start-up messages would hide the progress bar.
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
     env |= malloc.settings({**env, MALLOC: setting})
     with LocalJob(command, workers, env=env, on_line=on_line) as job:
@@ -73,7 +73,7 @@ def train(
 
 
 def dense_ring_bytes(record: Record) -> float:
-    """Bytes that a dense ring all-reduce makes each worker send in a step."""
+    """Bytes that each worker would send in a dense ring all-reduce per step."""
     workers = record["workers"]
     return 2 * (workers - 1) / workers * 4 * record["weights"]
 
@@ -102,7 +102,7 @@ def measures(record: Record) -> dict[str, float]:
 
 
 def comparison(all_records: dict[str, dict[str, Record]]) -> Table:
-    """The runs side by side; those under different settings of malloc differ in their time only."""
+    """The runs side by side; runs with different settings of malloc differ only in time."""
     records = next(iter(all_records.values()))
     some = next(iter(records.values()))
     steps = some["steps_per_epoch"] * len(some["history"]["loss"])

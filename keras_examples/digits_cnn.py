@@ -5,9 +5,10 @@
     gradcomp run -n 2 digits_cnn.py --compressor no_compression
     horovodrun -np 2 python digits_cnn.py --horovod --compressor adacomp
 
-What makes this program a distributed and compressed one are three lines: the strategy, its scope,
-and `gc.CompressedOptimizer` around the optimizer. Under Horovod they are `hvd.init()`, this
-process's part of each batch, and `group="horovod"`. The batch size is that of all workers together.
+Three lines make this program distributed and compressed: the strategy, its scope, and
+`gc.CompressedOptimizer` around the optimizer. Under Horovod, the lines are `hvd.init()`, this
+process's part of each batch, and `group="horovod"`. The batch size is the global one, over all
+workers.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(), before all else
+    job = common.start_job(
+        horovod
+    )  # (1) gc.MultiWorkerMirroredStrategy(), before any other use of TensorFlow
     is_chief = gc.is_chief(job.strategy)
-    # All workers shuffle alike, and each then takes its own part of every batch.
+    # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images(dataset, seed)
     train = (
@@ -77,7 +80,7 @@ def train(
     steps_per_epoch = steps_per_epoch or len(train_x) // batch_size
     validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
 
-    with job.strategy.scope():  # (2) in here, what belongs to the model is created
+    with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
         model.compile(
             optimizer=gc.CompressedOptimizer(  # (3) around your optimizer
@@ -154,7 +157,7 @@ def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callb
             callbacks.append(
                 keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True)
             )
-        # Started again after an interruption, the program goes on with the next epoch.
+        # If the program is restarted after an interruption, it continues with the next epoch.
         callbacks.append(gc.callbacks.BackupAndRestore(f"{checkpoints}/backup", job.strategy))
     return callbacks
 

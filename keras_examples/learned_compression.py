@@ -1,11 +1,11 @@
-"""Learned gradient compression on handwritten digits: LGC, and what its autoencoder learns.
+"""Learned gradient compression on handwritten digits: LGC, with pictures of its autoencoder.
 
     gradcomp run -n 2 learned_compression.py
     gradcomp run -n 2 learned_compression.py --pattern parameter_server --results pictures
 
-The first steps are dense, in the next ones the autoencoder learns, and then it codes what is sent.
-A picture shows its error over training, and a vector of gradients before and after. With one worker
-nothing is exchanged, and nothing is learnt.
+The first steps are dense. In the next steps, the autoencoder is trained, and then it codes the
+gradients. A picture shows its error over training, and a vector of gradients before and after
+coding. With one worker, nothing is exchanged or learned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train(
     results: str,
 ) -> None:
     """Trains on this worker; the chief then draws what the autoencoder has learned."""
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
     is_chief = gc.is_chief(strategy)
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images("digits", seed)
@@ -42,12 +42,12 @@ def train(
     compressor = gc.compressors.LGC(
         pattern, density, dense_steps=dense_steps, training_steps=training_steps
     )
-    with strategy.scope():  # (2) in here, what belongs to the model is created
+    with strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = build_model(train_x.shape[1:], classes=10)
         optimizer = gc.CompressedOptimizer(  # (3)
             keras.optimizers.SGD(0.05, momentum=0.9),
             compressor,
-            gc.Policy.from_model(model),  # it knows which layer is the first, and which the last
+            gc.Policy.from_model(model),  # it knows the first and the last layer
         )
         model.compile(
             optimizer,
@@ -80,7 +80,7 @@ def train(
 
 
 class Errors(keras.callbacks.Callback):
-    """Keeps what `AutoencoderTraining` logs of each step."""
+    """Keeps the logs of `AutoencoderTraining` for each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Errors(keras.callbacks.Callback):
 def before_and_after(
     autoencoder: gc.Autoencoder, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the workers' vectors, and what is decoded of the mean of their latents."""
+    """The mean of the workers' vectors, and the decoded mean of their latents."""
     latents = keras.ops.mean(autoencoder.encoder(vectors[:, :, np.newaxis]), 0, keepdims=True)
     decoded = keras.ops.convert_to_numpy(autoencoder.decode(latents))
     return vectors.mean(0), decoded[0, :, 0]

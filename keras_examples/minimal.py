@@ -9,13 +9,13 @@ import numpy as np
 import tf_gradcomp as gc
 
 strategy = gc.MultiWorkerMirroredStrategy()  # (1) finds the other workers; comes first
-keras.utils.set_random_seed(0)  # all workers shuffle alike, and each takes its part of every batch
+keras.utils.set_random_seed(0)  # all workers shuffle alike; each takes its part of every batch
 
-random = np.random.default_rng(0)  # in place of your data
+random = np.random.default_rng(0)  # replace this by your data
 x = random.normal(size=(4096, 64)).astype("float32")
 y = np.argmax(x @ random.normal(size=(64, 10)), axis=1)
 
-with strategy.scope():  # (2) in here, what belongs to the model is created
+with strategy.scope():  # (2) create the model and everything that belongs to it in here
     model = keras.Sequential([keras.Input((64,))])
     model.add(keras.layers.Dense(256, activation="relu"))
     model.add(keras.layers.Dense(10))
@@ -25,6 +25,6 @@ with strategy.scope():  # (2) in here, what belongs to the model is created
         metrics=["accuracy"],
     )
 
-monitor = gc.callbacks.CompressionMonitor()  # logs what is sent
+monitor = gc.callbacks.CompressionMonitor()  # logs the sent bytes
 verbose = 2 if gc.is_chief(strategy) else 0  # one worker prints
 model.fit(x, y, batch_size=64, epochs=5, callbacks=[monitor], verbose=verbose)

@@ -1,4 +1,4 @@
-"""Text for the language models: what it is, how it is dealt out, and how a model is judged."""
+"""Text for the language models: the data, its batches, and the measure of a model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import tensorflow as tf
 
 SEQUENCE = 64
 
-# The characters that a text is made of; all others are left out of it.
+# The characters of a text; all other characters are removed.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 _PACKAGES = [
     *("asyncio", "collections", "concurrent/futures", "email", "http", "importlib", "json"),
     *("logging", "multiprocessing", "unittest", "urllib", "xml/etree"),
 ]
-_DOCUMENT_CHARACTERS = 5_000  # of each, so that a few long ones are not most of the text
+_DOCUMENT_CHARACTERS = 5_000  # of each file, so that a few long files do not dominate the text
 _HELD_OUT_CHARACTERS = 20_000
 
 
 def load(path: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """A text as indices into `ALPHABET`: what to train on, and what is held out.
+    """A text as indices into `ALPHABET`: training text and held-out text.
 
     Args:
-        path: A file of one's own, also one that gzip has compressed. Its last tenth (at most 20,000
-            characters) is held out. Without it, the text is what this Python has with it: the
-            topics of its `help()` and the source of its standard library, as 1.5 million
-            characters. Other versions of Python differ.
+        path: Your own file, which may be compressed by gzip. Its last tenth (at most 20,000
+            characters) is held out. Without it, the text comes with Python: the topics of `help()`
+            and the source of the standard library, 1.5 million characters. Other versions of Python
+            differ.
     """
     if path is not None:
         opened = gzip.open if path.endswith(".gz") else open
@@ -68,7 +68,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts the text into sequences, each with the same one character further on as its labels."""
+    """Cuts the text into sequences, each with the sequence one character later as its labels."""
     count = (len(text) - 1) // SEQUENCE
     inputs = text[: count * SEQUENCE].reshape(count, SEQUENCE)
     labels = text[1 : count * SEQUENCE + 1].reshape(count, SEQUENCE)
@@ -76,7 +76,7 @@ def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shuffled(text: np.ndarray, batch_size: int, seed: int) -> tf.data.Dataset:
-    """Batches without end, in an order that all workers share."""
+    """Endless batches, in an order that all workers share."""
     inputs, labels = sequences(text)
     return (
         tf.data.Dataset.from_tensor_slices((inputs, labels))
@@ -87,7 +87,7 @@ def shuffled(text: np.ndarray, batch_size: int, seed: int) -> tf.data.Dataset:
 
 
 def in_order(text: np.ndarray, batch_size: int) -> tf.data.Dataset:
-    """All batches once, to validate on."""
+    """All batches once, for validation."""
     return tf.data.Dataset.from_tensor_slices(sequences(text)).batch(batch_size)
 
 

@@ -1,10 +1,10 @@
-"""Training from TFRecord files, which are shared out among the workers.
+"""Training from TFRecord files, which are divided among the workers.
 
     python tfrecords.py write data                # handwritten digits, as four files
     gradcomp run -n 2 tfrecords.py train data
 
-The files are of unequal length. So the data is repeated, and the number of steps of an epoch is
-given: no worker runs out of data while the others wait for it.
+The files have unequal lengths. The program therefore repeats the data and sets the number of steps
+per epoch, so that no worker runs out of data while the others wait for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FEATURES = {
 
 
 def train(folder: str) -> None:
-    """Trains on this worker, with the files that are its own."""
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    """Trains on this worker, with its own files."""
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
 
-    # All workers list the same files in the same order; the strategy gives each its part of them.
+    # All workers list the same files in the same order; the strategy gives each worker its part.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     batches = (
@@ -42,7 +42,7 @@ def train(folder: str) -> None:
         .with_options(options)
     )
 
-    with strategy.scope():  # (2) in here, what belongs to the model is created
+    with strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = keras.Sequential(
             [
                 keras.Input((64,)),

@@ -1,10 +1,10 @@
-"""A model with a `train_step` of its own: an autoencoder that learns to take noise away.
+"""A model with a custom `train_step`: an autoencoder that learns to remove noise.
 
     gradcomp run -n 2 train_step.py
 
 The strategy runs `train_step` on each worker, with its part of the batch. The optimizer exchanges
-the gradients. They are summed over the workers, so a loss that is computed by hand is divided by
-the number of workers.
+the gradients. Gradients are summed over the workers, so a loss that the program computes itself
+must be divided by the number of workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tf_gradcomp as gc
 
 
 class Denoiser(keras.Model):
-    """Learns to give back an image that noise was added to."""
+    """Learns to restore an image from a noisy copy."""
 
     def __init__(self, noise: float) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class Denoiser(keras.Model):
 
 
 def main() -> None:
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
     keras.utils.set_random_seed(0)
     images = (load_digits().data / 16).astype("float32")
     batches = tf.data.Dataset.from_tensor_slices(images).shuffle(len(images), seed=0).batch(64)
 
-    with strategy.scope():  # (2) in here, what belongs to the model is created
+    with strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = Denoiser(noise=0.3)
         model.build((None, 64))
         model.compile(gc.CompressedOptimizer(keras.optimizers.Adam(3e-3)))  # (3)

@@ -4,8 +4,9 @@
     gradcomp run -n 4 transformer_lm.py --compressor adacomp
     gradcomp run -n 2 transformer_lm.py --dataset my_text.txt
 
-It trains as such models are: AdamW, a linear warm-up, then a cosine to zero, and clipping. The text
-comes with Python itself, or is a file of yours. The batch size is that of all workers together.
+It trains in the usual way for such models: AdamW, a linear warm-up, a cosine to zero, and clipping.
+The text comes with Python itself, or from your own file. The batch size is the global one, over all
+workers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def build_model(characters: int) -> keras.Model:
 
 
 class Positions(keras.layers.Layer):
-    """Adds what is learned about each place in the sequence."""
+    """Adds a learned vector for each position in the sequence."""
 
     def build(self, shape: tuple[int | None, int, int]) -> None:
         """Makes the table: float32 [sequence, width]."""
@@ -90,14 +91,14 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
     is_chief = gc.is_chief(strategy)
-    # All workers shuffle alike, and each then takes its own part of every batch.
+    # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
     validation = texts.in_order(held_out, batch_size)
 
-    with strategy.scope():  # (2) in here, what belongs to the model is created
+    with strategy.scope():  # (2) create the model and everything that belongs to it in here
         optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
         model = compiled_model(
             gc.CompressedOptimizer(  # (3) around your optimizer

@@ -6,7 +6,8 @@
     horovodrun -np 2 python vision.py --horovod
 
 FOLDER has a folder for each class, with its images. All workers read the same images in the same
-order, and each trains on its part of every batch. The batch size is that of all workers together.
+order, and each trains on its part of every batch. The batch size is the global one, over all
+workers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ MODELS = {
 def load_folder(
     folder: str, image_size: int, seed: int
 ) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
-    """Images with pixels from 0 to 255 and their labels, shuffled alike on all workers.
+    """Images with pixels from 0 to 255 and their labels, shuffled in the same order on all workers.
 
     Returns:
-        Those to train with, a fifth to test with, and the number of classes.
+        The training images, a fifth as test images, and the number of classes.
     """
     train, test = keras.utils.image_dataset_from_directory(
         folder,
@@ -45,7 +46,7 @@ def load_folder(
 
 
 def load_digits(image_size: int, seed: int) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
-    """The same of scikit-learn's digits, which are enlarged and become colour images."""
+    """The same from scikit-learn's digits, enlarged and converted to colour images."""
 
     def enlarged(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         pixels = tf.image.resize(255 * image, (image_size, image_size))
@@ -88,7 +89,9 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(), before all else
+    job = common.start_job(
+        horovod
+    )  # (1) gc.MultiWorkerMirroredStrategy(), before any other use of TensorFlow
     is_chief = gc.is_chief(job.strategy)
     keras.utils.set_random_seed(seed)
     if images is None:
@@ -103,7 +106,7 @@ def train(
         .prefetch(tf.data.AUTOTUNE)
     )
 
-    with job.strategy.scope():  # (2) in here, what belongs to the model is created
+    with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
         network = build_model(model, image_size, classes)
         network.compile(
             optimizer=gc.CompressedOptimizer(  # (3) around your optimizer

@@ -1,13 +1,14 @@
-"""Runs programs in processes that have TensorFlow, Keras and the ops loaded, which takes seconds.
+"""Runs programs in processes that have already loaded TensorFlow, Keras and the ops.
 
     python preloaded.py serve FILE        # forks a process for each program it is sent
     python preloaded.py PROGRAM ARGS...   # as `python PROGRAM ARGS...`, but in such a process
     python preloaded.py OPTIONS...        # as `python OPTIONS...`
 
-A server listens at the socket that is its open file of that number, until its input ends. The other
-finds it by the variable `PRELOADED`, and is the program to all who look at it: its arguments,
-environment, folder and output are the program's, SIGINT and SIGTERM are passed on, it ends as the
-program does, and when it is killed, so is the program. It loads next to nothing, to be quick.
+Loading takes seconds, so tests fork from such processes. A server listens at the socket with this
+file number, until its input ends. The client finds the server by the variable `PRELOADED`, and
+looks like the program from outside: it has the program's arguments, environment, folder and output,
+passes on SIGINT and SIGTERM, and ends as the program does. When the client is killed, the program
+is killed, too. The client imports almost nothing, so it starts fast.
 
 A program that ends well is gone at once: only in `tests/distributed/test_end.py` does Python take
 TensorFlow apart, as it does for users.
@@ -32,12 +33,12 @@ MOST = 1 << 20  # bytes of a message
 
 
 def address(name):
-    """Not in the file system, and so gone with those who use it."""
+    """An abstract socket, which disappears with its users."""
     return f"\0gradcomp-tests-{name}"
 
 
 def run():
-    """Has a server run the program, and ends as it does."""
+    """Lets a server run the program, and ends as the program does."""
     request = {"argv": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address(os.environ["PRELOADED"]))
@@ -56,7 +57,7 @@ def run():
 
 
 def serve():
-    """Forks who looks after a program, for each that is asked for; returns in the programs too."""
+    """Forks a supervisor for each requested program; also returns in the programs."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
@@ -65,9 +66,9 @@ def serve():
 
     _ = tf_gradcomp.MultiWorkerMirroredStrategy  # imports what it needs
     library.load()
-    gc.freeze()  # else each program would look through all of that when it ends
-    gc.set_threshold(100_000)  # to trace a function takes a tenth less than with the usual 700
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
+    gc.freeze()  # otherwise each program would scan all of these objects when it ends
+    gc.set_threshold(100_000)  # tracing takes a tenth less time than with the usual 700
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the supervisors
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
             with listener.accept()[0] as client:
@@ -78,7 +79,7 @@ def serve():
 
 
 def look_after(client):
-    """Runs what a client asks for, in a process group of its own, until one of the two ends."""
+    """Runs a client's program in its own process group, until the client or the program ends."""
     message, files, _, _ = socket.recv_fds(client, MOST, STANDARD_FILES)
     if not message:
         os._exit(0)
@@ -92,7 +93,7 @@ def look_after(client):
     ended = os.pidfd_open(program)
     while ended not in select.select([client, ended], [], [])[0]:
         os.killpg(program, int(client.recv(MOST) or signal.SIGKILL))
-    os.killpg(program, signal.SIGKILL)  # what it has started
+    os.killpg(program, signal.SIGKILL)  # the program's children
     code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     with contextlib.suppress(OSError):  # the client may have ended
         client.send(str(code).encode())
@@ -106,7 +107,7 @@ def become(files, argv, environment, folder):
     import numpy as np
 
     os.setpgid(0, 0)
-    # A shell has what it starts in the background ignore interruptions, and tests send some.
+    # A shell lets background processes ignore interruptions, but tests send interruptions.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for standard, file in enumerate(files):
         os.dup2(file, standard)
@@ -115,7 +116,7 @@ def become(files, argv, environment, folder):
     os.environ.clear()
     os.environ.update(environment, PRELOADED_PYTHON=sys.executable)
     sys.executable = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preloaded.sh")
-    np.random.seed()  # Python's own generator is seeded anew in each process by itself
+    np.random.seed()  # Python reseeds its own generator in each process
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
     try:
@@ -132,11 +133,11 @@ def end(code):
 
     Python would look at each object of TensorFlow once more, which takes as long as many a program.
     """
-    threading._shutdown()  # waits for threads, as the children of multiprocessing do
+    threading._shutdown()  # waits for threads, like children of multiprocessing
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(0.3)  # another worker may still be fetching what this one has sent last
+    time.sleep(0.3)  # another worker may still be receiving this worker's last data
     os._exit(code)
 
 

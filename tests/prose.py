@@ -61,7 +61,7 @@ def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
 
 
 def blank(code: re.Match) -> str:
-    """Returns as many empty lines as the code has."""
+    """Returns empty lines in place of code, so that line numbers stay right."""
     return "\n" * code[0].count("\n")
 
 
@@ -82,7 +82,7 @@ def long_subjects() -> Iterator[str]:
     try:
         base = next(filter(None, (git("merge-base", "HEAD", name) for name in MAIN)), None)
     except FileNotFoundError:
-        print("subjects of commits: not checked, for git is not installed")
+        print("subjects of commits: not checked, because git is not installed")
         return
     if base is None:
         print(f"subjects of commits: not checked, for there is no {' or '.join(MAIN)} here")

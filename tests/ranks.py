@@ -1,6 +1,6 @@
-"""Code that test programs share which train on several workers, by a strategy or Horovod.
+"""Shared code of test programs that train on several workers, by a strategy or Horovod.
 
-Of Keras it knows nothing, for there are programs of both its versions.
+It does not depend on Keras, because programs use both versions.
 """
 
 import functools
@@ -31,7 +31,7 @@ BATCH = 24  # rows of all workers together
 
 @functools.cache
 def group():
-    """By what this job exchanges: the strategy, or Horovod's ranks, or the hosts they are on."""
+    """The group of this job: the strategy, Horovod's ranks, or their hosts."""
     if not BY_HOROVOD:
         return None
     return gc.HorovodHosts() if hvd.cross_size() > 1 else "horovod"

@@ -25,7 +25,7 @@ ALONE = "# In a program of one process:\n"
 
 
 def code(page, alone=False):
-    """The Python of a page, in one program: for the workers, or what is for one process."""
+    """The Python of a page as one program: the part for workers, or the part for one process."""
     text = (DOCS / f"{page}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     return "\n".join(block for block in blocks if block.startswith(ALONE) == alone)
@@ -52,7 +52,7 @@ def given(strategy, folder):
 
 
 def train_step_uncompressed(names):
-    """The page's program, so that two workers train as one process does."""
+    """The page's program, in a form in which two workers train like one process."""
     wrapped = "gc.CompressedOptimizer(keras.optimizers.SGD(0.05))"
     text = code("train_step")
     assert wrapped in text

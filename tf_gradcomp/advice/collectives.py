@@ -19,8 +19,8 @@ from tf_gradcomp.groups.group import Group
 _FEWEST = 512  # elements; the time of fewer elements is latency
 _GROWTH = 16  # from one size to the next, at most
 _OVER = 1.2  # a size should take at most this many times `enough`
-# The repetitions of each size fit into the time limit. For latency, they suffice that a few slow
-# collectives do not change the median.
+# The repetitions of each size fit into the time limit. For latency, there are enough that a few
+# slow collectives do not change the median.
 _REPEATS = (2, 15)
 
 

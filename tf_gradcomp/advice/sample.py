@@ -25,10 +25,7 @@ _PLACES = 100_000  # where the noise of a step may begin
 # From such residuals, which resemble residuals after 300 steps, AdaComp soon sends its typical
 # number of entries. From zeros, it needs a hundred steps, and sends ten times as much at first.
 _RESIDUAL = 3.0  # standard deviation, in standard deviations of a step's gradients
-_WARM_UP, _REPEATS = (
-    10,
-    6,
-)  # even, because alternating PowerSGD sends different factors in odd and even steps
+_WARM_UP, _REPEATS = 10, 6  # even, because alternating PowerSGD differs in odd and even steps
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
 
