@@ -68,9 +68,7 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    job = common.start_job(
-        horovod
-    )  # (1) gc.MultiWorkerMirroredStrategy(), before any other use of TensorFlow
+    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(); comes first
     is_chief = gc.is_chief(job.strategy)
     # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)

@@ -89,9 +89,7 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    job = common.start_job(
-        horovod
-    )  # (1) gc.MultiWorkerMirroredStrategy(), before any other use of TensorFlow
+    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(); comes first
     is_chief = gc.is_chief(job.strategy)
     keras.utils.set_random_seed(seed)
     if images is None:

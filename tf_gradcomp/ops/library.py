@@ -87,7 +87,7 @@ def _check_version(built: str | None, found: str) -> None:
         raise LibraryError(
             f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. If this is "
             "the source tree and tf_gradcomp is installed elsewhere, start your program in "
-            "another folder, because this folder hides the installed package. {_how_to_rebuild()}"
+            f"another folder, because this folder hides the installed package. {_how_to_rebuild()}"
         )
     if built.split(".")[:2] != found.split(".")[:2]:
         raise LibraryError(

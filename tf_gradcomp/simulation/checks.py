@@ -74,7 +74,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
             "Learners: a batch must be a pair of inputs and labels; sample weights are not "
-            "supported, and a model's own loss takes labels. Received {type(batch).__name__} of "
+            f"supported, and a model's own loss takes labels. Received {type(batch).__name__} of "
             f"{len(batch) if hasattr(batch, '__len__') else 'no length'}."
         )
     return _array(batch[0]), _array(batch[1])

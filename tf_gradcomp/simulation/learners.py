@@ -290,7 +290,7 @@ class Learners:
         if len(arrays) > len(names):
             raise ValueError(
                 "Learners: validation_data must be a dataset, or inputs and labels, optionally "
-                "with sample weights; received {len(arrays)} parts."
+                f"with sample weights; received {len(arrays)} parts."
             )
         given = dict(zip(names, arrays, strict=False))
         return self.model.evaluate(**given, verbose=0, return_dict=True)
