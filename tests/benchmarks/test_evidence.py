@@ -203,7 +203,7 @@ def test_a_run_in_a_process_of_its_own_leaves_its_record(tmp_path):
     }
     assert len(written["curve"]) == 1
     assert written["sent_bytes"] > 0
-    assert "cannot be shared out equally" in (tmp_path / f"{bad.name}.log").read_text()
+    assert "cannot be divided equally" in (tmp_path / f"{bad.name}.log").read_text()
     assert sorted(told) == told
 
 
