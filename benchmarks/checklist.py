@@ -50,6 +50,20 @@ def scores(setups: Sequence[Setup]) -> dict[str, Score]:
     return found
 
 
+def total(setups: Sequence[Setup]) -> str:
+    """A sentence that counts the losses of all methods."""
+    every = [score for name, score in scores(setups).items() if name not in (BEST_CAST, AUTO)]
+    dense, cast, fully_used = (
+        losses([ratio for score in every for ratio in getattr(score, name)])
+        for name in ("dense", "cast", "fully_used")
+    )
+    return (
+        f"In {len(setups)} setups of a job, workers and a link, {dense} steps with a method are "
+        f"slower than the best dense step, {cast} are slower than the best step with 16 bits, and "
+        f"{fully_used} than a dense step that fully uses its link and overlaps with computing."
+    )
+
+
 _COUNT = (
     "method",
     "slower than dense",

@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 import jobs
 import keras
 import models
+import raw_link
 import tensorflow as tf
 import turns
 from gradients import Gradients, Reduction
@@ -55,6 +56,8 @@ def initialize(tf_config: dict, interface: str) -> None:
         server = RendezvousHTTPServer((hosts[0], port), RendezvousHandler, 0)
         server.init(slots)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+    else:
+        raw_link.connected(hosts[0], port).close()  # Horovod does not wait for the server
     of_job = create_run_env_vars(hosts[0], [interface], port)
     of_rank = create_slot_env_vars(slots[rank])
     os.environ.update({name: str(value) for name, value in {**of_job, **of_rank}.items()})

@@ -210,8 +210,12 @@ def main(
         about = facts(settings, versions)
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             bench = Bench(settings, progress)
-            bench.run_all(cells, shaped)
-        report({"about": about, "raw": bench.raw, "records": bench.records}, folder, console)
+            try:
+                bench.run_all(cells, shaped)
+            finally:  # a cell that fails loses no others
+                measured = {"about": about, "raw": bench.raw, "records": bench.records}
+                if bench.records:
+                    report(measured, folder, console)
 
 
 def report(measured: dict[str, Any], folder: Path, console: Console) -> None:

@@ -48,8 +48,12 @@ def blocks() -> dict[Path, dict[str, str]]:
         },
         WORTH_IT: {"tables": worth_it.full_tables(found)},
         SOONER: {"trainings": sooner.details(trained)},
-        FRONT: {"findings": headline.findings(found, trained["setups"])},
+        FRONT: {
+            "findings": headline.findings(found, trained["setups"]),
+            "losses": [checklist.total(found)],
+        },
         README: {
+            "losses": [checklist.total(found)],
             "trainings": headline.trainings(trained["setups"]),
             "speed-ups": headline.steps(found),
             "worth it": worth_it.small_table(found),
@@ -108,6 +112,11 @@ def main(results: tuple[Path, ...]) -> None:
         raise click.UsageError("Give files of network.py or time_to_accuracy.py, in JSON.")
     if of_links:
         measured = records.of_network(of_links)
+        found = {(one["job"], one["workers"]) for one in measured["records"]}
+        if (jobs.EXCHANGE, 2) not in found:
+            raise click.UsageError(
+                "The pages need the exchange with 2 workers. Give all files of a run together."
+            )
         records.write(measured, records.NETWORK)
         write({LAST_RUN: {"tables": network_report.markdown(measured)}})
         network_plots.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")

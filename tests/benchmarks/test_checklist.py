@@ -76,6 +76,9 @@ def test_losses_are_counted_beside_the_best_of_each_baseline():
     assert scores["adacomp"].fully_used == pytest.approx([0.08 / 0.05])
     assert scores[checklist.BEST_CAST].dense == pytest.approx([2, 0.1 / 0.09])
     text = "\n".join(checklist.count([first, other]))
+    total = checklist.total([first, other])
+    assert total.startswith("In 2 setups of a job, workers and a link, 1 of 3 steps with a method")
+    assert "2 of 3 are slower than the best step with 16 bits, and 2 of 3 than a dense" in total
     assert "**2 setups were measured**: 1 jobs, 1 numbers of workers, 1 links." in text
     assert "| top_k | 1 of 2 | 2 of 2 | 2 of 2 | 0.33 to 1.3, median 0.83 |" in text
     ratios = "4.0 to 4.0, median 4.0 | 2.0 to 2.0, median 2.0"
