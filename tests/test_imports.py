@@ -107,6 +107,11 @@ def test_the_core_is_without_keras(source):
         assert not [module for module in imported(source) if module.split(".")[0] == "keras"]
 
 
+def test_ray_is_not_imported():
+    found = {module.split(".")[0] for source in SOURCES for module in imported(source)}
+    assert "ray" not in found
+
+
 def test_no_modules_import_each_other():
     graph = {
         source: {module_file(parts) for parts in own_modules(source)} - {source}
