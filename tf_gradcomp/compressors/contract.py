@@ -25,8 +25,8 @@ def checked(
         specs: The specs of the gradients.
 
     Raises:
-        TypeError: If `exchange` is not a generator, or yields or returns other objects. ValueError:
-        If a field has a wrong dtype, rank, shape or number. The message names it.
+        TypeError: If `exchange` is not a generator, or yields or returns other objects.
+        ValueError: If a field has a wrong dtype, rank, shape or number. The message names it.
     """
     if not isinstance(exchange, Generator):
         raise TypeError(

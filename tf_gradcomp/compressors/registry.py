@@ -48,8 +48,8 @@ def get(identifier: str | Mapping[str, Any] | Named) -> Any:
             returned unchanged.
 
     Raises:
-        ValueError: If no compressor has this name or takes these settings. TypeError: If
-        `identifier` is of another type.
+        ValueError: If no compressor has this name or takes these settings.
+        TypeError: If `identifier` is of another type.
     """
     if isinstance(identifier, str):
         return _from_text(identifier)

@@ -182,12 +182,12 @@ class GradientExchange(HookedExchange, tf.Module):
 
         Raises:
             ValueError: If the exchange was not built for one of `variables`, if a gradient has
-            another shape than its variable or a dtype that is not compressed, or if XLA compiles
-            the step. WorkersDisagreeError: While the step is traced, if workers have gradients for
-            different
+                another shape than its variable or a dtype that is not compressed, or if XLA
+                compiles the step.
+            WorkersDisagreeError: While the step is traced, if workers have gradients for different
                 variables, or are at different steps.
             tf.errors.InvalidArgumentError: While the step runs, if replicas are at different steps
-            or exchange different gradients.
+                or exchange different gradients.
         """
         setup, state = self.setup, inner.state(variables) if inner else None
         if setup.group.size == 1:

@@ -48,7 +48,7 @@ class Processes(abc.ABC):
 
         Raises:
             WorkersDisagreeError: On every process, naming the differing facts and processes; or
-            only on this process, if the other processes do not come to compare.
+                only on this process, if the other processes do not come to compare.
         """
         if self.processes == 1:
             return

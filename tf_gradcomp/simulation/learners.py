@@ -68,9 +68,9 @@ class Learners:
         local_steps: As for `gc.CompressedOptimizer`, but not `"auto"`.
 
     Raises:
-        TypeError: If `policy` is not a `gc.Policy`. ValueError: If the model is not built or
-        compiled, its optimizer is already compressed, scales losses or accumulates gradients, the
-        compressor is a choice by the network
+        TypeError: If `policy` is not a `gc.Policy`.
+        ValueError: If the model is not built or compiled, its optimizer is already compressed,
+            scales losses or accumulates gradients, the compressor is a choice by the network
             (`"auto"`), the number of learners is not positive, or the model was created under a
             strategy.
 

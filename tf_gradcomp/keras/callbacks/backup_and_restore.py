@@ -34,7 +34,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     Raises:
         WorkersDisagreeError: At the start of training, if workers found different backups, because
-        they would then wait for each other.
+            they would then wait for each other.
     """
 
     on_all_workers = True

@@ -45,8 +45,8 @@ def advise(
         policy: As for `gc.CompressedOptimizer`.
 
     Raises:
-        TypeError: If `policy` is not a `gc.Policy`. ValueError: If the model is not built, a
-        candidate is unknown, `compute_seconds` is
+        TypeError: If `policy` is not a `gc.Policy`.
+        ValueError: If the model is not built, a candidate is unknown, `compute_seconds` is
             negative, or there is no network between the replicas.
         WorkersDisagreeError: If workers have other candidates or variables.
 

@@ -53,8 +53,8 @@ class LocalSteps:
             never split.
 
     Raises:
-        TypeError: If `outer` is not an optimizer. ValueError: If a number is out of its range or
-        has no meaning without `"auto"`, or `outer`
+        TypeError: If `outer` is not an optimizer.
+        ValueError: If a number is out of its range or has no meaning without `"auto"`, or `outer`
             cannot be an outer optimizer.
     """
 

@@ -153,7 +153,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
-            no strategy although the process is one of several.
+                no strategy although the process is one of several.
         """
         aggregate = kwargs.pop("experimental_aggregate_gradients", not skip_gradients_aggregation)
         if kwargs:

@@ -38,23 +38,21 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
     under TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops.
-    With one replica, it equals the inner optimizer, bit for bit. There is one exception: under a
-    strategy, Keras itself cannot accumulate gradients or overwrite weights by averages. With such
-    settings and a strategy of one replica, this optimizer equals the inner optimizer without a
-    strategy, and skips steps with non-finite gradients.
+    With one replica, it equals the inner optimizer, bit for bit. Under a strategy, Keras itself
+    cannot accumulate gradients or average weights. With such settings and a strategy of one
+    replica, it equals the inner optimizer without a strategy, and skips non-finite steps.
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
       clipping. Clipping acts on the reduced gradient, as on one worker. However, if `precondition`
       divides gradients, clipping acts on each replica's own gradient before the division.
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates its own
       gradients, and replicas exchange on update steps.
-    - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
-      called, the bad gradient is discarded, and the finite ones are kept for the next step.
+    - If any replica's gradient is not finite, all replicas skip the step: the optimizer is not
+      called, the bad gradient is discarded, and finite gradients are kept for the next step.
     - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
       the loss scale follows the gradients of all replicas, and residuals are in unscaled units.
-    - If workers have several replicas (GPUs), the replicas of each worker first sum their
-      gradients, and the workers exchange the sums;
-      `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
+    - If workers have several replicas (GPUs), each worker's replicas first sum their gradients, and
+      workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
     - Residuals are saved with the model, as their sum over the replicas: see docs/checkpoints.md.
 
     Args:
@@ -82,11 +80,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             exchange gradients in each step. See docs/local_steps.md.
 
     Raises:
-        ImportError: If Horovod is requested, but not installed. TypeError: If `inner_optimizer` is
-        not a Keras optimizer, or `policy` is not a `gc.Policy`. ValueError: If it is wrapped twice,
-        an argument is unknown, the inner optimizer cannot be preconditioned as requested, the
-        current strategy has its own compressor or does not exchange gradients, or Horovod is
-        requested and cannot be used.
+        ImportError: If Horovod is requested, but not installed.
+        TypeError: If `inner_optimizer` is not a Keras optimizer, or `policy` is not a `gc.Policy`.
+        ValueError: If it is wrapped twice, an argument is unknown, the inner optimizer cannot be
+            preconditioned as requested, the current strategy has its own compressor or does not
+            exchange gradients, or Horovod is requested and cannot be used.
 
     Example:
         ```python
@@ -172,7 +170,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
-            no strategy although the process is one of several.
+                no strategy although the process is one of several.
         """
         if scaler is None and self._applies is not self._core:
             scaler = self._applies
@@ -362,8 +360,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If the optimizer is not built, if the number or the shapes of the weights
-            differ, or if gradients are divided by second moments, which are in the exchange's
-            state.
+                differ, or if gradients are divided by second moments, which are in the exchange's
+                state.
         """
         check_built(self)
         variables = self.variables
