@@ -1,7 +1,7 @@
-"""A pod that is lost comes back, with another address, and all pods train on.
+"""Pods that are lost come back, with other addresses, and all pods train on.
 
-Each pod is started again by itself, as under a TFJob: the others lose the pod, end, and wait for it
-in their next start.
+Each pod is started again by itself, as under a TFJob: when one is lost, the others end and wait for
+it in their next start.
 """
 
 import contextlib
@@ -16,36 +16,30 @@ from tests import pods
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs/pods.py"
-BACKOFF, AWAY, DEADLINE = 0.2, 1.0, 240.0  # seconds
-root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes their own names")
-
-
-@pytest.fixture(scope="module")
-def without_a_loss(tmp_path_factory):
-    return result(run_workers(PROGRAM, 2, [tmp_path_factory.mktemp("none"), -1])[0])
+BACKOFF, DEADLINE = 0.2, 300.0  # seconds
+KILLED = 137
 
 
 class Names:
     """The file in which pods look up each other."""
 
     def __init__(self, file, names):
-        self.file, self._addresses = file, dict.fromkeys(names, "127.0.0.1")
+        self.file, self._names, self._addresses = file, names, ["127.0.0.1"] * len(names)
         self._write()
 
-    def move(self, name, address):
-        if self._addresses[name] != address:
-            self._addresses[name] = address
+    def move(self, index, address):
+        if self._addresses[index] != address:
+            self._addresses[index] = address
             self._write()
 
     def _write(self):
         # Not a new file, which would not be seen in the place of /etc/hosts.
-        lines = [f"{address} {name}\n" for name, address in self._addresses.items()]
-        self.file.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        pairs = zip(self._addresses, self._names, strict=True)
+        self.file.write_text("".join(f"{' '.join(pair)}\n" for pair in pairs))
 
 
-@root
-@pytest.mark.parametrize("lost", [0, 1])
-def test_pods_train_on_when_one_returns_with_another_address(tmp_path, without_a_loss, lost):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes their own names")
+def test_pods_train_on_when_each_is_lost_once_and_returns_with_another_address(tmp_path):
     environments, hosts, ports = pods.on_own_ports(pods.of_tfjob("tfjob.yaml")[1])
     names = Names(tmp_path / "hosts", hosts)
     with contextlib.ExitStack() as stack:
@@ -53,18 +47,20 @@ def test_pods_train_on_when_one_returns_with_another_address(tmp_path, without_a
         running = []
         for index, env in enumerate(environments):
             own = {pods.HOSTS: str(names.file), "RESULT_PATH": str(tmp_path / f"worker{index}")}
-            backoff = AWAY if index == lost else BACKOFF
-            pod = pods.Pod([str(PROGRAM), str(tmp_path), str(lost)], {**env, **own}, backoff)
+            pod = pods.Pod([str(PROGRAM), str(tmp_path), "dies"], {**env, **own}, BACKOFF)
             running.append(stack.enter_context(contextlib.closing(pod)))
         until = time.monotonic() + DEADLINE
         while not all(pod.is_complete for pod in running):
             assert time.monotonic() < until, [pod.output[-20:] for pod in running]
-            for pod in running:
+            for index, pod in enumerate(running):
                 pod.step()
-            if running[lost].ends:
-                names.move(hosts[lost], "127.0.0.2")
-    codes = [[end.exit_code for end in pod.ends] for pod in running]
-    assert codes[lost] == [137, 0]
-    assert codes[1 - lost] == [1, 0]  # it waits for the other in its second start
-    for index in range(len(running)):
-        assert json.loads((tmp_path / f"worker{index}.json").read_text()) == without_a_loss
+                if any(end.exit_code == KILLED for end in pod.ends):
+                    names.move(index, f"127.0.0.{2 + index}")
+    for pod in running:
+        codes = [end.exit_code for end in pod.ends]
+        assert codes.count(KILLED) == 1
+        assert len(codes) <= 5, codes  # no crash loop: a start for each loss, and few too early
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = run_workers(PROGRAM, 2, [tmp_path / "undisturbed", "lives"])
+    for index, worker in enumerate(undisturbed):
+        assert json.loads((tmp_path / f"worker{index}.json").read_text()) == result(worker)

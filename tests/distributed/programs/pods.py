@@ -1,4 +1,4 @@
-"""Trains as a pod that may be lost: FOLDER LOST. The pod LOST dies in the third epoch, once.
+"""Trains as a pod that may be lost: FOLDER dies|lives. Pod 0 dies once in an epoch, 1 in the next.
 
 A pod finds the others by names, which it looks up in the file HOSTS in place of /etc/hosts.
 """
@@ -16,7 +16,7 @@ import tf_gradcomp as gc
 from tests.pods import HOSTS
 from tests.ranks import RANK, report, values
 
-FOLDER, LOST = Path(sys.argv[1]), int(sys.argv[2])
+FOLDER, DIES = Path(sys.argv[1]), sys.argv[2] == "dies"
 _NEW_NAMESPACE, _BIND, _PRIVATE = 0x20000, 0x1000, 0x4000 | 0x40000  # recursively
 
 
@@ -38,8 +38,8 @@ if HOSTS in os.environ:
 
 class Die(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        marker = FOLDER / "died"
-        if epoch == 2 and RANK == LOST and not marker.exists():
+        marker = FOLDER / f"died-{RANK}"
+        if DIES and epoch == 1 + RANK and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
