@@ -11,6 +11,7 @@ from tests.gossiping import Workers, fresh
 from tests.reference.gossip import NoLoCo, PowerGossip, ring
 from tf_gradcomp.keras.common.gossip import settings_of
 from tf_gradcomp.keras.common.gossip_graphs import GRAPHS, degree, matchings_of
+from tf_gradcomp.keras.common.gossip_messages import Messages
 
 SHAPES = [(3, 3, 4, 6), (12, 5), (7,), (), (4, 1)]
 
@@ -202,17 +203,17 @@ def test_learners_do_what_noloco_does(size):
 def test_a_learner_whose_weights_overflow_goes_back_to_the_start_of_its_round():
     settings = gc.Gossip("ring", rank=None, steps=2)
     learners, _ = trained(2, settings, steps=2)
-    before = weights_of(learners)
+    (before, _), _ = weights_of(learners)  # both have the mean
     x, y = np.ones((4, 3), "float32"), np.ones((4, 4), "float32")
-    y[2:] = 1e38  # of the second learner
     learners.train_on_batch(x, y)
+    learners._rounds._each[1][0] += np.inf
+    learners.train_on_batch(x, y)
+    # The first learner has taken two steps, the second one none, and both have their mean.
+    for kernel, _ in weights_of(learners):
+        np.testing.assert_array_equal(kernel, before - RATE)
     y[2:] = np.nan
-    report = learners.train_on_batch(x, y)
-    assert not report.finite
+    assert not learners.train_on_batch(x, y).finite
     assert int(learners.exchange.skipped_steps) == 1
-    assert np.all(np.isfinite(weights_of(learners)[0][0]))
-    moved = [[before[i][0] - (2 * RATE * (2 if i == 0 else 0))] for i in range(2)]
-    assert moved
 
 
 def test_steps_report_the_bytes_of_a_learner():
@@ -223,6 +224,19 @@ def test_steps_report_the_bytes_of_a_learner():
     assert [report.payload_bytes for report in reports] == [2 * 4 * (1 + n + 4) for n in (3, 4)]
     assert [report.sent_bytes for report in reports] == [2 * 4 * (1 + n + 4) for n in (3, 4)]
     assert reports[0].dense_bytes == 4 * 16
+
+
+def test_a_message_for_resnet_20_is_59_times_smaller_than_its_weights():
+    kernels = [(3, 3, 3, 16)]
+    for width, before in ((16, 16), (32, 16), (64, 32)):
+        kernels += [(3, 3, before, width), *[(3, 3, width, width)] * 5]
+    norms = [(shape[-1],) for shape in kernels for _ in range(2)]
+    shapes = [*kernels, *norms, (64, 10), (10,)]
+    messages = Messages(gc.Gossip("ring", rank=1), shapes, 8, 0)
+    partners = messages.partners(tf.constant(1))
+    sent = [int(messages.sent(partners, rows=rows)[0].sent_bytes) for rows in (True, False)]
+    dense = 4 * sum(int(np.prod(shape)) for shape in shapes)
+    assert round(dense / (np.mean(sent) / len(partners))) == 59
 
 
 def test_what_gossip_cannot_do_is_refused():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
 
 _STEPS_WORTH_TRACING = 25  # for each learner
+_UNUSED = "no_compression"
 OUTER = {
     "average": None,
     "nesterov": {
@@ -182,10 +183,18 @@ def simulate(
     from tf_gradcomp.simulation import task
     from tf_gradcomp.simulation.checks import checked_method
 
+    if gossip and not any(local_steps):
+        raise click.UsageError(
+            "--gossip is for learners with weights of their own: give --local-steps 1 or more."
+        )
+    given = (outer, warmup_steps, fragments, gossip, rank)
+    of_local = [_Local(steps, *given) if steps else None for steps in local_steps]
     try:
         make_task = task.load(program, batch_size)
         for name in compressor:
             checked_method(compressors.get(name))
+        for one in filter(None, of_local):
+            one.check(learners)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     _check_shares(make_task.keywords["batch_size"], learners)
@@ -196,16 +205,14 @@ def simulate(
     runs = []
     with _progress(console) as progress:
         # Repeated values would appear in the table as if they were seeds.
-        counts, names = dict.fromkeys(learners), dict.fromkeys(compressor)
-        lengths = dict.fromkeys(local_steps)
-        for count, name, steps, seed in itertools.product(counts, names, lengths, range(seeds)):
+        each = itertools.product(learners, compressor, of_local, range(seeds))
+        trainings = [(n, one.method(name) if one else name, one, i) for n, name, one, i in each]
+        for count, name, local, seed in dict.fromkeys(trainings):
             made = make_task(seed=seed)
             if not isinstance(made, task.Task):
                 raise click.UsageError(
                     f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
                 )
-            given = (steps, outer, warmup_steps, fragments, gossip, rank)
-            local = _Local(*given) if steps else None
             runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
             # After each training, because a later one may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
@@ -262,11 +269,25 @@ class _Local(NamedTuple):
             return {**every, "fragments": self.fragments}
         return {**every, "graph": self.gossip, "rank": self.rank or None}
 
+    def check(self, learners: Sequence[int]) -> None:
+        """Refuses a graph that so many learners cannot have."""
+        from tf_gradcomp.keras.common.gossip import Gossip, settings_of
+
+        settings = settings_of(self.settings())
+        for count in learners:
+            if isinstance(settings, Gossip) and count > 1:
+                settings.share(count)
+
+    def method(self, compressor: str) -> str:
+        """Returns the compressor, or none in its place where gossip leaves it without use."""
+        return compressor if self.gossip is None or self.warmup_steps else _UNUSED
+
     def label(self, compressor: str) -> str:
         """Returns the name of a training with these settings."""
         if self.gossip is not None:
             rank = f"rank {self.rank}" if self.rank else "whole"
-            compressor = f"gossip, {self.gossip}, {rank}"
+            warmup = f"{compressor}, then " if self.warmup_steps else ""
+            compressor = f"{warmup}gossip, {self.gossip}, {rank}"
         label = f"{compressor}, {self.steps} local steps, {self.outer}"
         return f"{label}, {self.fragments} fragments" if self.fragments > 1 else label
 

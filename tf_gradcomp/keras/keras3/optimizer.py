@@ -144,11 +144,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 check_created_in_scope(keras_private.step_counter(outer), "outer")
             outer.build(variables)
         update = functools.partial(local.update_common, outer)
-        units, slots = self._residual_units, lambda: keras_private.own_variables(self._core)
-        of_inner = (self._inner_state, slots)
-        outer_steps = getattr(outer, "iterations", None)
-        others = (outer_steps, self._statistics)
-        of_exchange = (self.exchange, units, variables)
+        of_exchange = (self.exchange, self._residual_units, variables)
+        of_inner = (self._inner_state, lambda: keras_private.own_variables(self._core))
+        others = (getattr(outer, "iterations", None), self._statistics)
         self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
 
     def _index_of(self, variable: keras.Variable) -> int:
