@@ -6,14 +6,15 @@ import socket
 import pytest
 
 from tf_gradcomp.groups.progress import Progress
-from tf_gradcomp.strategy.stalls import Watchdog
+from tf_gradcomp.groups.stalls import ServiceBoard, Watchdog
 
 pytestmark = pytest.mark.quick
 LOOKS = 10  # of a stall; two more until the report
 
 
-class FakeBoard:
-    def __init__(self):
+class FakeBoard(ServiceBoard):
+    def __init__(self, addresses):
+        super().__init__(addresses, heartbeat_timeout=60)
         self.told = {}
         self.answers = True
 
@@ -30,10 +31,11 @@ class Workers:
     """Three workers; `look` has all of them look, but those that are paused."""
 
     def __init__(self, addresses):
-        self.board = FakeBoard()
+        self.board = FakeBoard(addresses)
+        self.names = [f"Worker {i} ({address})" for i, address in enumerate(addresses)]
         self.progress = [Progress() for _ in addresses]
         self.dogs = [
-            Watchdog(progress, number, addresses, 30, 60, self.board)
+            Watchdog(progress, number, self.names, 30, self.board)
             for number, progress in enumerate(self.progress)
         ]
 
@@ -78,8 +80,8 @@ def test_each_worker_that_waits_reports_once_which_has_not_arrived(workers, capl
     workers.look(LOOKS + 2)
     assert said(caplog) == []  # the first of these looks saw the worker move
     workers.look(1)
-    one = "Waiting for 30 seconds, in step 1. Worker 1 (%s) has not arrived: it runs, in step 1."
-    assert said(caplog) == [one % workers.dogs[0]._addresses[1]] * 2
+    one = "Waiting for 30 seconds, in step 1. %s has not arrived: it runs, in step 1."
+    assert said(caplog) == [one % workers.names[1]] * 2
     workers.look(50)
     assert said(caplog) == []
     workers.turn(1)  # it has come: all go on
@@ -109,7 +111,7 @@ def test_a_pause_is_told_from_a_crash(workers, caplog, paused, state):
     workers.turn(0)
     workers.turn(3 - paused)
     workers.look(LOOKS + 3, paused=[paused])
-    name = f"Worker {paused} ({workers.dogs[0]._addresses[paused]})"
+    name = workers.names[paused]
     lost = "After 60 seconds of silence it is lost, and the job ends."
     text = f"Waiting for 30 seconds, before the first step. {name} has not arrived: {state}. {lost}"
     assert said(caplog) == [text] * 2

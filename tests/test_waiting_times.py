@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_gradcomp.strategy.waiting_times import HEARTBEATS, STALLS, heartbeat_timeout, stall_after
+from tf_gradcomp.groups.waiting_times import HEARTBEATS, STALLS, heartbeat_timeout, stall_after
 
 pytestmark = pytest.mark.quick
 TIMES = [

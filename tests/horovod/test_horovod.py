@@ -387,8 +387,16 @@ def test_a_rank_with_fewer_batches_does_not_wait_for_the_others_without_an_end(d
     assert "Horovod" in second
 
 
-def test_the_others_end_with_an_error_when_a_rank_is_killed():
-    survivor, dead = run_ranks("killed.py", check=False)
+def test_a_late_rank_is_named_and_the_others_end_with_an_error_when_it_is_killed(tmp_path):
+    named = tmp_path / "named"
+
+    def hear(rank, line):
+        if rank == 0 and re.search(r"in step \d+\. Rank 1 has not arrived: it runs, in step", line):
+            named.touch()
+
+    after = {"GRADCOMP_STALL_AFTER": "2"}
+    survivor, dead = run_ranks("killed.py", 2, [named], env=after, on_line=hear, check=False)
+    assert named.exists()
     assert dead.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "Horovod" in survivor.stderr

@@ -15,6 +15,7 @@ from tf_gradcomp.chief import worker_of_rank
 from tf_gradcomp.groups import carriers
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.horovod_stalls import watched_progress
 
 _NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
 
@@ -125,6 +126,8 @@ class HorovodGroup(Group):
         self.size = self._process_set.size()
         self._rank = self._process_set.rank()
         self._gather_on_host = self._host_function()
+        all_ranks = self._process_set.process_set_id == 0
+        self._progress = watched_progress(hvd) if all_ranks else None
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]
@@ -175,7 +178,11 @@ class HorovodGroup(Group):
         return f"{number}_{_exchanges[number]}_{first}"
 
     def member(self) -> Member:
-        return Member(HorovodCommunicator(self._hvd, self._process_set), 0)
+        communicator = HorovodCommunicator(self._hvd, self._process_set)
+        if self._progress:
+            self._progress.step(())
+            communicator.turn = self._progress.turn
+        return Member(communicator, 0)
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
         false = self._hvd.allreduce(
@@ -197,7 +204,12 @@ class HorovodGroup(Group):
         return variable
 
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        return self._gather_on_host(value)
+        if not self._progress:
+            return self._gather_on_host(value)
+        self._progress.turn([value])
+        gathered = self._gather_on_host(value)
+        self._progress.turn([gathered])
+        return gathered
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         """Gathers in a graph, because all eager operations of Horovod have the same name."""

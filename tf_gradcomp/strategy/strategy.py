@@ -16,19 +16,18 @@ from tf_gradcomp.chief import is_chief, task_of
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.setup import Method
-from tf_gradcomp.groups import carriers, handshake
+from tf_gradcomp.groups import carriers, handshake, waiting_times
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.progress import Progress
+from tf_gradcomp.groups.stalls import ServiceBoard, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy, checked_policy
-from tf_gradcomp.strategy import waiting_times
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
-from tf_gradcomp.strategy.stalls import Board, Watchdog
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
 
@@ -134,8 +133,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return None
         progress = Progress()
         tf_private.on_collectives(self, progress.turn)
-        workers = task.worker_addresses
-        Watchdog(progress, task.rank, workers, seconds, heartbeat_timeout, Board()).start()
+        addresses = task.worker_addresses
+        names = [f"Worker {rank} ({address})" for rank, address in enumerate(addresses)]
+        board = ServiceBoard(addresses, heartbeat_timeout)
+        Watchdog(progress, task.rank, names, seconds, board).start()
         return progress
 
     @staticmethod

@@ -31,7 +31,7 @@ def stacks():
             for one in traceback.extract_stack(frame)
             if one.filename.startswith(LIBRARY)
         ]
-        if frames and frames[0] != ("strategy/stalls.py", "_watch"):
+        if frames and frames[0] != ("groups/stalls.py", "_watch"):
             yield thread != threading.get_ident(), frames
 
 

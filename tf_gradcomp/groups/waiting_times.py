@@ -1,4 +1,4 @@
-"""The times that workers of a strategy wait for each other, by argument or environment."""
+"""The times that workers wait for each other, by argument or environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _seconds(
         return seconds
     never = ", or 0 for never" if or_never else ""
     raise ValueError(
-        f"MultiWorkerMirroredStrategy: expected a {name.replace('_', ' ')} of at least 1 "
+        f"tf_gradcomp: expected a {name.replace('_', ' ')} of at least 1 "
         f"second{never}; received {received}."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import atexit
 import json
 import math
@@ -31,28 +32,73 @@ class Told(NamedTuple):
     look: int  # the number of its look
 
 
-class Board:
-    """Where workers tell each other their positions: the coordination service of worker 0."""
+class Board(abc.ABC):
+    """The place where workers tell each other their positions.
+
+    Attributes:
+        keeper: The worker whose process keeps the board; None if no worker does.
+    """
+
+    keeper: int | None = None
+
+    @abc.abstractmethod
+    def write(self, key: str, text: str, *, first: bool) -> None:
+        """Writes under a key; raises TimeoutError if the board does not answer."""
+
+    @abc.abstractmethod
+    def text(self, key: str, seconds: float) -> str | None:
+        """Returns the text under a key; None if there is none within some seconds."""
 
     def tell(self, worker: int, told: Told) -> None:
         """Tells a position, in place of the worker's earlier one.
 
         Raises:
-            TimeoutError: If the service does not answer. TensorFlow would wait without an end.
+            TimeoutError: If the board does not answer.
         """
-        if told.look:
-            if self.read(worker, _ANSWER) is None:
-                raise TimeoutError
-            tf_private_files.withdraw(_key(worker))
-        tf_private_files.announce(_key(worker), json.dumps([*told.position, told.look]))
+        self.write(_key(worker), json.dumps([*told.position, told.look]), first=told.look == 0)
 
     def read(self, worker: int, seconds: float) -> Told | None:
-        """Returns what a worker has told; None if the service does not say so in time."""
-        text = tf_private_files.announced(_key(worker), seconds)
+        """Returns what a worker has told; None if the board does not say so in time."""
+        text = self.text(_key(worker), seconds)
         if text is None:
             return None
         turns, steps, look = json.loads(text)
         return Told(Position(turns, steps), look)
+
+    def silence(self, worker: int) -> str:
+        """Says what the state of a worker may be that tells nothing."""
+        return "it does not answer, so it is paused or blocked, or has ended."
+
+
+class ServiceBoard(Board):
+    """TensorFlow's coordination service, in worker 0.
+
+    Args:
+        addresses: The addresses of all workers, `host:port`.
+        heartbeat_timeout: The seconds after which TensorFlow considers a silent worker lost.
+    """
+
+    keeper = 0
+
+    def __init__(self, addresses: Sequence[str], heartbeat_timeout: float) -> None:
+        self._addresses = addresses
+        self._heartbeat_timeout = heartbeat_timeout
+
+    def write(self, key: str, text: str, *, first: bool) -> None:
+        if not first:
+            if self.text(key, _ANSWER) is None:  # a write would wait without an end
+                raise TimeoutError
+            tf_private_files.withdraw(key)
+        tf_private_files.announce(key, text)
+
+    def text(self, key: str, seconds: float) -> str | None:
+        return tf_private_files.announced(key, seconds)
+
+    def silence(self, worker: int) -> str:
+        return (
+            f"{_state_at(self._addresses[worker])}. After {self._heartbeat_timeout:g} seconds of "
+            "silence it is lost, and the job ends."
+        )
 
 
 class Watchdog:
@@ -65,26 +111,23 @@ class Watchdog:
     Args:
         progress: How far this worker has come.
         own: The number of this worker.
-        addresses: The addresses of all workers, `host:port`.
-        seconds: How long a worker waits before it reports.
-        heartbeat_timeout: The seconds after which TensorFlow considers a silent worker lost.
-        board: Where workers tell each other their positions.
+        names: The names of all workers.
+        seconds: The time for which a worker waits before it reports.
+        board: The place where workers tell each other their positions.
     """
 
     def __init__(
         self,
         progress: Progress,
         own: int,
-        addresses: Sequence[str],
+        names: Sequence[str],
         seconds: float,
-        heartbeat_timeout: float,
         board: Board,
     ) -> None:
         self._progress = progress
         self._own = own
-        self._addresses = addresses
+        self._names = names
         self._seconds = seconds
-        self._heartbeat_timeout = heartbeat_timeout
         self._board = board
         self._between_looks = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, seconds / _LOOKS_OF_A_STALL))
         self._looks_of_a_stall = math.ceil(seconds / self._between_looks)
@@ -95,7 +138,7 @@ class Watchdog:
         self._reported = False
         self._told_of_network = False
         self._end = threading.Event()
-        board.tell(own, Told(self._position, 0))
+        self._tell()
 
     def start(self) -> None:
         """Watches until the process ends."""
@@ -127,10 +170,12 @@ class Watchdog:
         if not self._position.in_collective:
             return
         if self._still == self._looks_of_a_stall:
-            self._read = self._read_all() if answers else []
+            self._read = self._read_all()
         elif self._still == self._looks_of_a_stall + _LOOKS_TO_ANSWER:
-            # Without the service, nothing is known of the other workers.
-            self._report(self._late() if answers else [self._silent(0)])
+            if answers:
+                self._report(self._late())
+            elif self._board.keeper is not None:  # nothing is known of the other workers
+                self._report([self._silent(self._board.keeper)])
 
     def _go_on(self) -> None:
         if self._reported:
@@ -148,33 +193,25 @@ class Watchdog:
         return True
 
     def _read_all(self) -> list[Told | None]:
-        workers = range(len(self._addresses))
+        workers = range(len(self._names))
         seconds = max(_SHORTEST_LOOK, min(_ANSWER, _ANSWERS / len(workers)))
         return [self._board.read(worker, seconds) for worker in workers]
 
     def _late(self) -> list[str]:
         """Says of each worker that has not come to this collective what it does."""
         late = []
-        earlier = self._read or [None] * len(self._addresses)
-        for worker, (then, now) in enumerate(zip(earlier, self._read_all(), strict=True)):
+        for worker, (then, now) in enumerate(zip(self._read, self._read_all(), strict=True)):
             if now is not None and now.position.turns >= self._position.turns:
                 continue
             if now is None or now == then:
                 late.append(self._silent(worker))
             else:
                 where = _where(now.position)
-                late.append(f"{self._name(worker)} has not arrived: it runs, {where}.")
+                late.append(f"{self._names[worker]} has not arrived: it runs, {where}.")
         return late
 
     def _silent(self, worker: int) -> str:
-        state = _state_at(self._addresses[worker])
-        return (
-            f"{self._name(worker)} has not arrived: {state}. After {self._heartbeat_timeout:g} "
-            "seconds of silence it is lost, and the job ends."
-        )
-
-    def _name(self, worker: int) -> str:
-        return f"Worker {worker} ({self._addresses[worker]})"
+        return f"{self._names[worker]} has not arrived: {self._board.silence(worker)}"
 
     def _report(self, late: Sequence[str]) -> None:
         if not late:
