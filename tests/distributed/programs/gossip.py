@@ -86,7 +86,18 @@ def saves():
     path = job.checkpoint().write(f"{FOLDER}/worker_{RANK}/gossip")
     other = trained(make()).on(gradients(2, seed=9))
     other.checkpoint().read(path)
-    return {"apart": apart, "saved": job.seen()["values"], "restored": other.seen()["values"]}
+    synchronous = Trained("top_k", lambda: None)
+    synchronous.checkpoint().read(path)
+    rounds = Trained("top_k", lambda: 2).on(gradients(2))
+    path = rounds.checkpoint().write(f"{FOLDER}/worker_{RANK}/rounds")
+    try:
+        other.checkpoint().read(path)
+        refused = None
+    except ValueError as error:
+        refused = str(error)
+    jobs = {"saved": job, "restored": other, "synchronous": synchronous}
+    seen = {name: one.seen()["values"] for name, one in jobs.items()}
+    return {"apart": apart, "refused": refused, **seen}
 
 
 def disagree():
