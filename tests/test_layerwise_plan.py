@@ -133,7 +133,7 @@ def test_it_does_nothing_where_nothing_is_planned(capsys):
 @pytest.mark.parametrize(
     ("before", "misses"),
     [
-        (lambda folder: keras.callbacks.ProgbarLogger(), "see what it logs"),
+        (lambda folder: keras.callbacks.ProgbarLogger(), "see its logs"),
         (keras.callbacks.BackupAndRestore, "save the plan"),
         (lambda folder: gc.callbacks.CollectState(), "collect"),
     ],

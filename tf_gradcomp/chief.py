@@ -61,7 +61,7 @@ def worker_of_rank(rank: int) -> Worker:
 
 
 def task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
-    """Returns the task of this process in a strategy's cluster, or else in that of TF_CONFIG."""
+    """Returns the task of this process in a strategy's cluster, or otherwise in TF_CONFIG."""
     resolver = (strategy or tf.distribute.get_strategy()).cluster_resolver
     cluster = resolver.cluster_spec().as_dict() if resolver else {}
     # A TPU's resolver names hosts, but no task: one process drives them all.

@@ -339,7 +339,7 @@ def _within_control_flow(graph: Any) -> bool:
 
 
 def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """All-gathers a host tensor of one shape over the workers, eagerly, in a group of its own.
+    """All-gathers a host tensor of one shape over the workers, eagerly, in a separate group.
 
     The public `Strategy.gather` traces a new function at each call, too slow for once a variable;
     and it shares its group with the strategy's collectives, so that workers which disagree on what
@@ -349,7 +349,7 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
 
 
 def use_logical_cpus(replicas: int) -> None:
-    """Gives each worker of strategies made from now on so many replicas, on logical CPU devices.
+    """Gives each worker of later strategies several replicas, on logical CPU devices.
 
     So several replicas in a worker can be tried without GPUs. `MultiWorkerMirroredStrategy` itself
     takes one CPU device, however many there are. Must be called before TensorFlow is at work.

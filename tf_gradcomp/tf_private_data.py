@@ -96,7 +96,7 @@ def undistributed(distributed: Any) -> tf.data.Dataset | None:
 
 
 def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
-    """Returns the dataset of which each worker takes its part; None where workers may differ.
+    """Returns the dataset that is divided among the workers; None if workers may differ.
 
     Where workers take turns at files, that is the dataset of the files' names. No public API tells
     what a dataset reads.

@@ -22,7 +22,7 @@ _OLD_KEPT = "The new folder is complete. Other files of the old folder are in %r
 def replacing(path: str) -> Iterator[IO[bytes]]:
     """Gives an open file beside `path`, which takes its place at the end of the context.
 
-    After an error or a kill, what was at `path` before is still there.
+    After an error or a kill, the old content of `path` is still there.
     """
     path = os.path.realpath(path)
     beside = _beside(path)

@@ -39,7 +39,7 @@ class Given(NamedTuple):
     schedule: float = 1.0  # how fast Nadam's momentum coefficients grow; 1 in its paper
 
 
-Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weights, without the rate
+Step = Callable[[Given], tf.Tensor]  # returns the update to subtract, without the rate
 
 
 def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:

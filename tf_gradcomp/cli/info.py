@@ -18,7 +18,7 @@ from tf_gradcomp import __version__
 from tf_gradcomp.cli.options import json_option, print_json
 from tf_gradcomp.tf_config import TFConfig, read_tf_config
 
-WITH_KERAS_2 = (2, 15)  # the only one before those from here on
+WITH_KERAS_2 = (2, 15)  # the only supported version before this range
 OLDEST_TENSORFLOW = (2, 17)
 NEWEST_TENSORFLOW = (2, 21)
 

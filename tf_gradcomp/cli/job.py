@@ -79,7 +79,7 @@ def run_job(
         requests.pass_to(job, shown)
         while job.step():
             shown.show_held_back()
-        return job.run()  # reads what is left in the pipes
+        return job.run()  # reads the rest of the pipes
 
 
 def _malloc_settings(env: Mapping[str, str], *, tell: bool) -> dict[str, str]:

@@ -326,10 +326,10 @@ def program_command(program: str, module: bool, *, here: bool = True) -> list[st
 def thread_settings(
     threads: int | str | None, workers: int, place: Rank | None = None
 ) -> dict[str, str]:
-    """Returns the environment variables that give each worker so many threads.
+    """Returns the environment variables that set each worker's number of threads.
 
-    `"auto"` shares the cores out; None leaves the number to TensorFlow. A scheduler's `place` tells
-    whether it has given ranks cores of their own.
+    `"auto"` divides the cores; None leaves the number to TensorFlow. A scheduler's `place` says
+    whether it has assigned cores to ranks.
     """
     if threads is None:
         return {}

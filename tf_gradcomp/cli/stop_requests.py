@@ -43,7 +43,7 @@ class StopRequests:
             self._stop(signum)
 
     def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
-        """Stops the job by the signals so far, and by those to come."""
+        """Stops the job by the signals so far, and by later signals."""
         self._job, self._shown = job, shown
         for signum in self._early:
             self._stop(signum)

@@ -300,7 +300,7 @@ class _Variable:
         if self._is_whole:
             return tf.zeros([0], tf.int32)
         numbers = tf.cast(tf.reshape(sketch, [self._count, self.rank]), tf.float32)
-        # Squares of the smallest numbers would vanish, and those of the largest would overflow.
+        # Squares of the smallest numbers would vanish, and squares of the largest would overflow.
         scaled = tf.math.divide_no_nan(numbers, tf.reduce_max(tf.abs(numbers)))
         scores = tf.reduce_sum(tf.square(scaled), 1)
         scores = tf.where(tf.math.is_nan(scores), math.inf, scores)  # of sums that overflow

@@ -74,7 +74,7 @@ class ExchangeInputs:
     """One replica's side of one step.
 
     Attributes:
-        specs: What is known of each gradient.
+        specs: The spec of each gradient.
         gradients: Dense tensors, in the shapes and dtypes of `specs`.
         state: What `Compressor.state` asks for, by name: for each gradient the resource handle of
             this replica's variable, which `ops` update.
@@ -142,7 +142,7 @@ class Compressor(abc.ABC):
     Args:
         warmup_steps: The number of first steps in which `warmup` takes its place.
         warmup: A compressor, its name or its config. By default gradients travel dense; a gentler
-            setting of the same method, with a warm-up of its own or none, makes a schedule.
+            setting of the same method, perhaps with its own warm-up, makes a schedule.
 
     Raises:
         TypeError: If the class has no `name` of its own.

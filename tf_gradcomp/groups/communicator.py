@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request, give
 Result = TypeVar("Result")
 
 _MOST_AHEAD = 4096  # words; for longer payloads, padding costs more than it saves
-_PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped anew in each step, as costly
+_PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped again in each step, at a cost
 
 
 class Sent(NamedTuple):
@@ -130,9 +130,9 @@ class Communicator:
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Gathers a row from each replica, padded with zeros to the length of the longest.
 
-        The lengths travel with as many words as were enough in earlier steps. If these words are
-        enough again, the gather needs no second collective. For a small model, the latency of this
-        collective would be most of the waiting time.
+        The lengths travel with the number of words that sufficed in earlier steps. If these words
+        are enough again, the gather needs no second collective. For a small model, the latency of
+        this collective would be most of the waiting time.
 
         Args:
             payload: int32 [words] of this replica.
@@ -226,7 +226,7 @@ def communicate(
 ) -> tuple[list[Result], list[Sent]]:
     """Runs the conversations of this process's replicas: usually one, several in lockstep.
 
-    Returns the result of each conversation, and what each replica sent.
+    Returns the result of each conversation, and the bytes that each replica sent.
     """
     answers: list[Any] = [None] * len(conversations)
     sent = [Sent.nothing() for _ in conversations]

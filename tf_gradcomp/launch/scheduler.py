@@ -25,7 +25,7 @@ from pathlib import Path
 from tf_gradcomp.launch.ports import ReservedPorts
 
 _THIS_MACHINE = "localhost"
-# Ports of Slurm's jobs: below those that Linux gives to outgoing connections.
+# Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
 _WAIT = 300.0  # seconds by which the starts of ranks may differ
 

@@ -54,7 +54,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
     `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. If epsilon is corrected too,
     `epsilon / sqrt(1 - beta_2**step)` takes its place. All arithmetic is float32, without fused
     multiply-add. If any gradient or its square is not finite, no second moment changes and all
-    results are NaN. AMSGrad's largest second moments divide in passes of their own.
+    results are NaN. AMSGrad's largest second moments divide in separate passes.
 
     Args:
         second_moments: One for each gradient, in its shape.

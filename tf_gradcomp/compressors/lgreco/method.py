@@ -75,7 +75,7 @@ class LGreCo(HasSettings):
             excludes the steps of a warm-up.
 
     Raises:
-        ValueError: If the method has no such setting or a warm-up of its own, a choice is out of
+        ValueError: If the method has no such setting or has its own warm-up, a choice is out of
             range, the budget is negative, or the reference unknown.
 
     Reference:

@@ -95,8 +95,8 @@ class AutoencoderTraining(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will miss its logs or weights."""
         super().set_model(model)
-        warn_if_behind(self, READERS, "see what it logs")
-        warn_if_behind(self, SAVERS, "save what was learnt at that time")
+        warn_if_behind(self, READERS, "see its logs")
+        warn_if_behind(self, SAVERS, "save the weights of the same step")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Resets the callback, because other callbacks may restore a backup."""
@@ -264,7 +264,7 @@ def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
-    """The squared error of vectors over their squares, the mean over those that are not zeros.
+    """The squared error of vectors over their squares, the mean over vectors that are not zeros.
 
     Of zeros alone it is 1: they don't show whether anything can be decoded.
     """

@@ -94,7 +94,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores what the chief saved."""
+        """Restores the chief's backup."""
         if IS_KERAS_2:  # Keras creates its checkpoint now, and the optimizer later
             with self.model.distribute_strategy.scope():
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)

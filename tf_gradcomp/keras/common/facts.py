@@ -69,7 +69,7 @@ def agree_on_values(
     purpose: tuple[str, str],
     seconds: float | None = None,
 ) -> None:
-    """Compares the values of variables over all ranks; refuses to go on if they differ.
+    """Compares the values of variables over all ranks; raises an error if they differ.
 
     Names of optimizers' slots contain a number that each rank counts by itself. `purpose` is
     `TRAINING` or `SAVING`.

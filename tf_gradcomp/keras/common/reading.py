@@ -1,7 +1,7 @@
 """Python data as TensorFlow's iterators read it, one after another.
 
-An iterator reads ahead, in a thread of its own, and goes on for a while after it was dropped. Two
-of them may be at one source at the same time, and only the newest counts.
+An iterator reads ahead, in its own thread, and continues for a while after it was dropped. Two of
+them may be at one source at the same time, and only the newest counts.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class GeneratorReader:
     """A Python generator, as read by one call of `fit` or `evaluate`.
 
     TensorFlow has read more than was used when a call ends, or an epoch of validation. The next
-    reader of the same generator gets these batches first, so that nothing is lost, and that all
-    workers go on with the same batch.
+    reader of the same generator gets these batches first, so that nothing is lost, and all workers
+    continue with the same batch.
     """
 
     def __init__(self, generator: Iterator[Any]) -> None:

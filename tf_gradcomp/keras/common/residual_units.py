@@ -49,7 +49,7 @@ def refuse_weights(of_weights: tf.Tensor) -> None:
 
 
 def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0) -> None:
-    """Sets to zeros what a replica has kept of earlier gradients, but not its residual.
+    """Sets a replica's state from earlier gradients to zeros, except its residual.
 
     It is for a change of units: TopK's velocity of gradients, for example, is of no use for
     differences of weights.

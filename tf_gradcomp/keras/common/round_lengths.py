@@ -15,8 +15,8 @@ AUTO = "auto"
 Schedule: TypeAlias = Literal["auto"] | int | Sequence[Sequence[int]] | Callable[[int], int]
 
 _EXPECTED = (
-    "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number), of "
-    "which the first has step 0, with steps ascending; or a function of the step; or 'auto'. "
+    "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number) that "
+    "starts at step 0, with steps ascending; or a function of the step; or 'auto'. "
     "Received "
 )
 

@@ -84,9 +84,9 @@ def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
 
 
 def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
-    """Loads what a file has; what it does not have, such as residuals, starts anew.
+    """Loads the state in a file; state that the file lacks, such as residuals, starts at zero.
 
-    If the file has what this optimizer does not keep, that is not loaded, and the log says so.
+    State that this optimizer does not keep is not loaded, and the log says so.
     """
     if not state:
         if store.keys():

@@ -73,7 +73,8 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
         if measuring.is_on():
             raise ValueError(
-                f"gradcomp advise measures what a gc.CompressedOptimizer exchanges. {_TO_OPTIMIZER}"
+                "gradcomp advise measures the exchanges of a gc.CompressedOptimizer. "
+                f"{_TO_OPTIMIZER}"
             )
         methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
         candidates = [Candidate(method) for method in methods]
@@ -118,7 +119,7 @@ def check_trains(model: keras.Model) -> None:
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
     """Checks, before Keras goes through data, that all workers end an epoch at the same step.
 
-    The number is None if Keras goes on until no worker has any more.
+    The number is None if Keras continues until no worker has any more data.
     """
     if isinstance(strategy, CheckedStrategy):
         strategy.group.agree({"next action": "going through data", BATCHES: batches})

@@ -38,7 +38,7 @@ class TakesLocalSteps:
         precondition: str | None,
     ) -> compressors.Compressor | compressors.Auto:
         """Returns the method that exchanges gradients, or differences of weights."""
-        # What is measured is a synchronous step.
+        # Measuring mode measures a synchronous step.
         self.local_steps = None if measuring.is_on() else settings_of(given)
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
         self.rounds: Rounds | None = None

@@ -144,7 +144,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
         optimizer: The optimizer that is called; it clips.
         core: It, or the optimizer in it that updates.
         steps: Variables, and what updates them, weight decay of new-style optimizers excluded; with
-            other variables, `core` does what it always does.
+            other variables, `core` runs unchanged.
     """
     of_variables = {_key(variable): step for variable, step in steps}
 
@@ -170,7 +170,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
             vars(core)[_COMPUTED] = core.iterations + 2
         whole(gradient, variable)
 
-    compiles, core.jit_compile = core.jit_compile, False  # what is compiled is kept
+    compiles, core.jit_compile = core.jit_compile, False  # compiled functions are kept
     try:
         clipped = {"_clip_gradients": lambda gradients: gradients}
         with with_methods(core, update_step=update_step, **clipped):
@@ -257,7 +257,7 @@ def looks_for_nans(optimizer: Any) -> bool:
 
 
 def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
-    """Returns the epoch and step at which `BackupAndRestore` has `fit` go on; no public name."""
+    """Returns the epoch and step at which `BackupAndRestore` continues `fit`; no public name."""
     epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)
     return int(epoch), int(step)
 

@@ -33,8 +33,8 @@ class Accumulated:
 class Accumulation(tf.Module):
     """The sums of each replica's gradients since the last update.
 
-    The only replica of a job has them in the inner optimizer. A job that goes on in the middle of a
-    round from one of another number of replicas moves them first.
+    The only replica of a job has them in the inner optimizer. A job that resumes in the middle of
+    an update with another number of replicas first moves the sums.
 
     Args:
         variables: The variables whose gradients are added up.

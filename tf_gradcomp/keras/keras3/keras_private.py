@@ -50,7 +50,7 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     It sums nothing, for which Keras 3 has no public switch. It also skips Keras' branches: to
     accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
     within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
-    second time after the exchange. By a patch, `iterations` goes on counting updates, as the bias
+    second time after the exchange. By a patch, `iterations` still counts updates, as the bias
     correction of Adam needs. Enter the context across replicas, because the replicas of one process
     run in turn.
     """
