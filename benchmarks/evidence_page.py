@@ -8,13 +8,21 @@ from typing import Any, TypeAlias
 
 import methods_table
 from claims import CLAIMS, PAPERS
-from claims.claim import CANNOT_RUN, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Claim, Outcome
+from claims.claim import (
+    CANNOT_RUN,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    Claim,
+    Outcome,
+)
 
 Record: TypeAlias = dict[str, Any]
 Records: TypeAlias = Mapping[str, Sequence[Record]]  # by name of the run with seed 0
 Command: TypeAlias = Callable[[Sequence[str]], str]
 
-_VERDICTS = (REPRODUCED, NOT_REPRODUCED, CANNOT_RUN, NOT_RUN)
+_VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, CANNOT_RUN, NOT_RUN)
 _INTRODUCTION = """# Evidence
 
 Do the papers' findings hold here? This page lists each headline, what was run, and what came out.
@@ -25,8 +33,11 @@ methods](benchmarks/methods_table.md), from the records of its runs. Do not edit
   They show whether a claim holds at that size, and not how a paper's own network would train.
 - "Recalled" marks figures that we know from memory or at second hand. All others were read in the
   paper.
-- Values are means over the seeds, and ± is the standard deviation. With one seed there is no
-  spread, and a small difference means nothing.
+- "Reproduced" means that the runs meet the limits named with the claim, and "not reproduced" that
+  they miss one. They are undecided if dense training itself fails or is far from its end, if the
+  difference is within one test image of its limit, or if the ratios differ too much to compare.
+- Values are means over the seeds, and ± is the standard deviation. With one seed, the spread is
+  unknown, and a verdict may change with another seed.
 - A ratio is a payload ratio of the whole run, unless the sentence says otherwise.
 """
 _METHODS = """# All methods at their defaults
@@ -42,7 +53,10 @@ writes this page.
 - "Behind dense" is the difference from dense training with the same seeds. Up to 1 point on
   digits, 0.3 points on MNIST and 0.03 bits count as level.
 - "MB sent" is what a worker sends in the whole run, in a ring. It is bold if the method is level
-  with dense, and no other such method sends less and is not behind it by more than that.
+  with dense, and no other such method sends less and is not behind it by more than that. No method
+  is bold where some have not been run.
+- With one seed, the spread over seeds is unknown, and methods within those limits are level with
+  each other, too.
 - "Encode" and "decode" are the processor's milliseconds of a learner before and after its last
   collective, for a matrix of 262,144 elements on one thread. L-GreCo takes as long as the
   method that it plans, and [LGC's times](../lgc_measured.md#what-a-step-costs) are measured

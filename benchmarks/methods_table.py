@@ -134,7 +134,12 @@ def cells(records: Mapping[str, Sequence[Record]], task: str, learners: int) -> 
 
 
 def unbeaten(found: Mapping[str, Cell]) -> list[str]:
-    """Returns the methods that are level with dense training, and that no such other beats."""
+    """Returns the methods that are level with dense training, and that no such other beats.
+
+    There are none before all methods have been run.
+    """
+    if len(found) < len(METHODS):
+        return []
     level = {name: cell for name, cell in found.items() if cell.behind <= cell.level}
     return [
         name

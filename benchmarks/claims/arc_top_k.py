@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from methods_table import run_of
 
-from claims.claim import POINT, Claim, Outcome, Paper, Results, by, mean_behind, points
+from claims.claim import (
+    POINT,
+    Claim,
+    Outcome,
+    Paper,
+    Results,
+    apart,
+    by,
+    mean_behind,
+    points,
+    within,
+)
 
 RUN = run_of("digits", 8, "arc_top_k")
 
@@ -12,9 +23,9 @@ RUN = run_of("digits", 8, "arc_top_k")
 def _like_top_k(results: Results) -> Outcome:
     gap = mean_behind(results, "ARC-Top-K", "top-k")
     return Outcome(
-        gap <= POINT,
+        within(gap),
         f"{points(results, 'top-k', 1)} and {points(results, 'ARC-Top-K', 1)} %",
-        f"ARC-Top-K is {gap:+.1f} points behind top-k; {POINT:g} was allowed.",
+        f"ARC-Top-K is {apart(gap)} top-k; {POINT:g} was allowed.",
     )
 
 

@@ -12,9 +12,12 @@ from output import spread
 from simulated import WORKLOADS, Training
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
-CANNOT_RUN, NOT_RUN = "cannot be run here", "not run yet"
+UNDECIDED, CANNOT_RUN, NOT_RUN = "undecided", "cannot be run here", "not run yet"
 NATS = math.log(2)  # in a bit
 POINT = 1.0  # of the 360 images of digits, an accuracy has a deviation of 0.7 points
+FAIR = 1.3  # times the ratio of what a method is compared with
+IMAGE = 100 / 360  # points that one of these images is worth
+TRAINED = {"digits": 95.0, "mnist": 95.0, "shakespeare-2layers": 2.7}  # a dense run must reach it
 
 Record: TypeAlias = dict[str, Any]
 Results: TypeAlias = Mapping[str, Sequence[Record]]  # by label of the run, a record for each seed
@@ -25,12 +28,12 @@ class Outcome:
     """The outcome of a claim's runs.
 
     Attributes:
-        holds: Whether the claim is reproduced.
+        holds: Whether the claim is reproduced; None if the runs cannot tell.
         found: The measured values, for a cell of a table.
         why: A sentence that gives the reason.
     """
 
-    holds: bool
+    holds: bool | None
     found: str
     why: str
 
@@ -66,7 +69,11 @@ class Claim:
         if not all(results.get(label) for label in self.runs):
             return NOT_RUN, None
         outcome = self.check(results)
-        return REPRODUCED if outcome.holds else NOT_REPRODUCED, outcome
+        untrained = _untrained(results)
+        if untrained:
+            outcome = dataclasses.replace(outcome, holds=None, why=untrained)
+        verdicts = {True: REPRODUCED, False: NOT_REPRODUCED, None: UNDECIDED}
+        return verdicts[outcome.holds], outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +88,38 @@ class Paper:
 def by(training: Training, learners: int, compressor: str = "adacomp") -> Training:
     """Returns dense training, done by learners with a method."""
     return dataclasses.replace(training, learners=learners, compressor=compressor)
+
+
+def _untrained(results: Results) -> str:
+    """Returns why nothing follows from the runs, if the dense run has not trained."""
+    if "dense" not in results:
+        return ""
+    task, reached = results["dense"][0]["task"], statistics.mean(qualities(results, "dense"))
+    reading, limit = WORKLOADS[task].reading, TRAINED[task]
+    if reached >= limit if reading.rises else reached <= limit:
+        return ""
+    unit = reading.label.rpartition(", ")[2]
+    return (
+        f"Dense training itself reached {reached:.1f} {unit}, and {limit:g} was asked for. The run "
+        "is too short, or its learning rate too large, to judge compression by."
+    )
+
+
+def within(gap: float, allowed: float = POINT) -> bool | None:
+    """Returns whether a gap on digits is allowed; None if less than an image is between them."""
+    return None if abs(gap - allowed) < IMAGE else gap < allowed
+
+
+def every(*conditions: bool | None) -> bool | None:
+    """Returns False if a condition fails, and else None if one is not known."""
+    if False in conditions:
+        return False
+    return None if None in conditions else True
+
+
+def apart(gap: float, digits: int = 1, unit: str = "points") -> str:
+    """Returns a gap in words, to be followed by what it is compared with."""
+    return f"{abs(gap):.{digits}f} {unit} {'behind' if gap >= 0 else 'ahead of'}"
 
 
 def qualities(results: Results, label: str) -> list[float]:
@@ -103,6 +142,12 @@ def payload_ratio(record: Record) -> float:
 def last_ratio(record: Record) -> float:
     """Returns the payload ratio after the last evaluation but one."""
     return record["dense_bytes"] / record["period_payload_bytes"][-1]
+
+
+def later_ratio(record: Record) -> float:
+    """Returns the payload ratio in the second half of the run."""
+    sent = record["period_payload_bytes"]
+    return record["dense_bytes"] / statistics.mean(sent[len(sent) // 2 :])
 
 
 def ratio(results: Results, label: str, read: Callable[[Record], float] = payload_ratio) -> float:

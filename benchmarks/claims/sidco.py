@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from methods_table import run_of
 
-from claims.claim import POINT, Claim, Outcome, Paper, Results, by, mean_behind, points, ratio
+from claims.claim import (
+    POINT,
+    Claim,
+    Outcome,
+    Paper,
+    Results,
+    apart,
+    by,
+    every,
+    mean_behind,
+    points,
+    ratio,
+    within,
+)
 
 RUN = run_of("digits", 8, "sidco")
 
@@ -13,9 +26,9 @@ def _like_top_k(results: Results) -> Outcome:
     gap = mean_behind(results, "SIDCo", "top-k")
     given = ratio(results, "top-k") / ratio(results, "SIDCo")
     return Outcome(
-        gap <= POINT and 0.75 <= given <= 1.25,
+        every(within(gap), 0.75 <= given <= 1.25),
         f"{points(results, 'top-k', 1)} and {points(results, 'SIDCo', 1)} %, {given:.2f} times",
-        f"SIDCo is {gap:+.1f} points behind top-k with {given:.2f} times the bytes; {POINT:g} "
+        f"SIDCo is {apart(gap)} top-k with {given:.2f} times the bytes; {POINT:g} "
         "point and 0.75 to 1.25 times were allowed.",
     )
 
