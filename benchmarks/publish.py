@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def blocks() -> dict[Path, dict[str, str]]:
 def _machine(about: Mapping[str, str]) -> str:
     names = (jobs.TENSORFLOW_NAME, jobs.HOROVOD_NAME, jobs.TORCH_NAME, "malloc")
     facts = [f"{name} {about[name]}" for name in names if about.get(name, "none") != "none"]
-    return f"Steps were measured on {', '.join([about['machine'], *facts])}."
+    measured = f"Steps were measured on {', '.join([about['machine'], *facts])}."
+    return " ".join([measured, about.get("note", "")]).strip()
 
 
 def _texts(of_page: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -102,6 +104,14 @@ def _drawn(measured: records.Measured) -> list[records.Measured]:
     return [one for one in measured["records"] if one["workers"] == 2 and one["job"] in large]
 
 
+def _take_plots(results: Iterable[Path]) -> None:
+    """Replaces the plots of pages by those beside the results."""
+    for file in results:
+        for plot in file.parent.glob(f"{file.stem}-*.png"):
+            if (ROOT / "benchmarks" / plot.name).exists():
+                shutil.copy(plot, ROOT / "benchmarks")
+
+
 @click.command(help=__doc__)
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(results: tuple[Path, ...]) -> None:
@@ -122,6 +132,7 @@ def main(results: tuple[Path, ...]) -> None:
         network_plots.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
     if of_trainings:
         records.write(records.of_times(of_trainings), records.TIMES)
+        _take_plots(results)
     write(blocks())
     worth_it_plot.draw(setups(records.read(records.NETWORK)), ROOT / "benchmarks" / "worth-it.png")
 
