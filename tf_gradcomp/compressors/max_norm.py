@@ -37,7 +37,8 @@ class MaxNormQuantization(Plannable):
     The unit is the largest magnitude of a variable over all replicas, divided by 2^bits - 1. Each
     replica rounds its residual plus gradient up or down at random to multiples of the unit; the
     rounding error stays in the residual. The multiples of all replicas are summed in int64 words.
-    Each field of a word has room for its sum, so no sum is rounded or overflows.
+    Each field of a word has room for its sum, so no sum is rounded or overflows. On digits with 2
+    and 8 replicas, AdaComp sent less, was as accurate and took less time.
 
     Use it where QSGD would suit, on 4 replicas or more: the bytes that a replica sends hardly grow
     with the number of replicas. The largest magnitudes, one float32 for each variable, are gathered

@@ -30,7 +30,8 @@ class QSGD(Plannable):
     element and the unit between two levels as float32, and for each element a level of `bits` bits;
     the rounding error stays in the residual. The ratio is about 32 / bits, whatever the gradients
     are: 7.8 for a ResNet with 4 bits. Payloads are gathered, so the bytes that each replica
-    receives grow with the number of replicas.
+    receives grow with the number of replicas. On digits with 2 and 8 replicas, AdaComp sent less,
+    was as accurate and took less time.
 
     Use it if every element must be sent in every step, and you have measured the cost of rounding:
     on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4 bits

@@ -31,7 +31,8 @@ class RandomK(HasSettings):
     Each variable is cut into chunks, of 1 / density entries, rounded; in each step, seed and step
     determine one entry of each chunk, the same on all replicas. No index travels, the bytes do not
     grow with the number of replicas, and one all-reduce sums the entries. The choice ignores the
-    gradient, so RandomK needs a higher density than other sparse methods.
+    gradient, so RandomK needs a higher density than other sparse methods. On digits and MNIST,
+    ScaleCom sent less and was more accurate.
 
     Use it only as a baseline for sparse methods: it was 8 points of accuracy behind dense on
     digits, and 1.9 bits per character on an LSTM. It costs two passes over gradient and residual.

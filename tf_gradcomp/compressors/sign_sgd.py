@@ -19,7 +19,8 @@ class SignSGD(Compressor):
     For the residual plus gradient of each variable, it sends the sign of each element, one bit, and
     the mean magnitude, one float32 for the whole variable; 0 counts as positive. The difference
     stays in the residual. The ratio is 32 for all but small variables. Payloads are gathered, so
-    the bytes that each replica receives grow with the number of replicas.
+    the bytes that each replica receives grow with the number of replicas. On digits and MNIST,
+    AdaComp sent less and was more accurate.
 
     Use it as the one-bit baseline: it was 1.1 points behind dense on digits, and 0.7 to 0.8 bits on
     a character LSTM after 600 steps. It reads gradient and residual twice. Without a residual,
