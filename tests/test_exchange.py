@@ -460,7 +460,7 @@ def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold
         rows = tf.convert_to_tensor(exchanging.reduced[0][0])  # added up in float16
         sent += rows.numpy()
         left = np.sum(copies(exchanging.strategy, exchange.residuals[0]), 0)
-        steps = int(exchange.step)
+        steps = int(exchange.step.numpy())
         assert_close(sent + left, 1.5e5, terms=2, steps=steps, scale=65504, dtype="float16")
     assert exchange.skipped_steps.numpy() == 0
     assert not left.any()
