@@ -62,7 +62,7 @@ def _split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path
         axis.set(title=link, xlabel="ms of a step")
         axis.invert_yaxis()
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(PARTS))
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS))
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
