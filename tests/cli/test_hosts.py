@@ -206,6 +206,12 @@ def test_what_a_host_lacks_is_the_first_message(program, ssh, tmp_path):  # noqa
         assert done.stderr.splitlines() == ["Error: workers cannot be started on", *messages]
 
 
+def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811
+    done = gradcomp("run", "-H", "host1", program(""), env={"PATH": "/nowhere"})
+    assert done.returncode == 1
+    assert done.stderr.endswith("on\nother hosts, because there is no ssh here\n")
+
+
 def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
     for told, message in (
         ({"folder": "/no/folder"}, "there is no folder /no/folder"),

@@ -181,7 +181,10 @@ def place_workers(
 def _survey(hosts: Sequence[Host], told: dict[str, Any]) -> list[dict[str, Any]]:
     """Asks all hosts at the same time; returns the problem of each, or its ports."""
     with contextlib.ExitStack() as stack:
-        asked = [stack.enter_context(_Asked(host, told)) for host in hosts]
+        try:
+            asked = [stack.enter_context(_Asked(host, told)) for host in hosts]
+        except FileNotFoundError as error:
+            raise HostsError(f"other hosts, because there is no {error.filename} here") from error
         until = time.monotonic() + _LONGEST_SURVEY
         return [one.answer(until) for one in asked]
 
