@@ -34,8 +34,9 @@ class Workers:
         self.board = FakeBoard(addresses)
         self.names = [f"Worker {i} ({address})" for i, address in enumerate(addresses)]
         self.progress = [Progress() for _ in addresses]
+        self.seconds = 0
         self.dogs = [
-            Watchdog(progress, number, self.names, 30, self.board)
+            Watchdog(progress, number, self.names, 30, self.board, lambda: self.seconds)
             for number, progress in enumerate(self.progress)
         ]
 
@@ -45,6 +46,7 @@ class Workers:
 
     def look(self, times, paused=()):
         for _ in range(times):
+            self.seconds += 3
             for number, dog in enumerate(self.dogs):
                 if number not in paused:
                     dog.look()
@@ -125,6 +127,18 @@ def test_without_the_service_only_its_worker_is_named(workers, caplog):
     assert "Worker 0" in text
     assert "paused or blocked" in text
     assert "Worker 2" not in text
+
+
+def test_a_service_that_answers_late_accuses_nobody_who_runs(workers, caplog):
+    workers.turn(0, 2)
+    workers.board.answers = False
+    workers.look(1)
+    workers.look(LOOKS - 1, paused=[0, 1, 2])
+    workers.board.answers = True
+    workers.look(LOOKS + 3)
+    texts = said(caplog)
+    assert len(texts) == 2
+    assert all("Worker 1" in text and "it runs" in text for text in texts)
 
 
 def test_a_slow_network_is_reported_once_for_all_steps(workers, caplog):

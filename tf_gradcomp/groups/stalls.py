@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import atexit
 import json
-import math
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -114,6 +114,7 @@ class Watchdog:
         names: The names of all workers.
         seconds: The time for which a worker waits before it reports.
         board: The place where workers tell each other their positions.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Watchdog:
         names: Sequence[str],
         seconds: float,
         board: Board,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
         self._own = own
@@ -130,11 +132,14 @@ class Watchdog:
         self._seconds = seconds
         self._board = board
         self._between_looks = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, seconds / _LOOKS_OF_A_STALL))
-        self._looks_of_a_stall = math.ceil(seconds / self._between_looks)
+        self._clock = clock
         self._position = Position(0, 0)
-        self._look = 0
-        self._still = 0  # looks without progress
+        self._look, self._looked = 0, clock()
+        self._waited = 0.0  # seconds without progress
+        self._silences = 0  # looks in turn at which the board did not answer
         self._read: list[Told | None] = []
+        self._read_at = 0  # the number of a look
+        self._settled = False  # whether this stall has been looked into
         self._reported = False
         self._told_of_network = False
         self._end = threading.Event()
@@ -161,28 +166,35 @@ class Watchdog:
     def look(self) -> None:
         """Looks at the progress of this worker; reports what it waits for if that takes long."""
         self._look += 1
+        elapsed, self._looked = self._clock() - self._looked, self._clock()
         before, self._position = self._position, self._progress.position()
         if self._position.turns != before.turns:
             self._go_on()
             return
-        self._still += 1
-        answers = self._tell()
-        if not self._position.in_collective:
-            return
-        if self._still == self._looks_of_a_stall:
-            self._read = self._read_all()
-        elif self._still == self._looks_of_a_stall + _LOOKS_TO_ANSWER:
-            if answers:
-                self._report(self._late())
-            elif self._board.keeper is not None:  # nothing is known of the other workers
-                self._report([self._silent(self._board.keeper)])
+        # A longer time is a pause of this worker itself.
+        self._waited += min(elapsed, _LOOKS_TO_ANSWER * self._between_looks + _ANSWER)
+        self._silences = 0 if self._tell() else self._silences + 1
+        if not self._settled and self._position.in_collective and self._waited >= self._seconds:
+            self._look_into()
+
+    def _look_into(self) -> None:
+        """Reports what this worker waits for, as soon as that is known."""
+        keeper = self._board.keeper
+        if self._silences:  # nothing is known of the other workers
+            if keeper is not None and self._silences >= _LOOKS_TO_ANSWER:
+                self._report([self._silent(keeper)])
+        elif not self._read:
+            self._read, self._read_at = self._read_all(), self._look
+        elif self._look >= self._read_at + _LOOKS_TO_ANSWER:
+            self._report(self._late())
 
     def _go_on(self) -> None:
         if self._reported:
-            warn_user(f"Goes on, after {self._still * self._between_looks:.0f} seconds.")
-        if self._still:
+            warn_user(f"Goes on, after {self._waited:.0f} seconds.")
+        if self._waited:
             self._tell()
-        self._still, self._reported = 0, False
+        self._waited, self._read = 0.0, []
+        self._settled = self._reported = False
 
     def _tell(self) -> bool:
         """Tells this worker's position; returns False if the service does not answer."""
@@ -203,7 +215,7 @@ class Watchdog:
         for worker, (then, now) in enumerate(zip(self._read, self._read_all(), strict=True)):
             if now is not None and now.position.turns >= self._position.turns:
                 continue
-            if now is None or now == then:
+            if now is None or then is None or now == then:
                 late.append(self._silent(worker))
             else:
                 where = _where(now.position)
@@ -214,6 +226,7 @@ class Watchdog:
         return f"{self._names[worker]} has not arrived: {self._board.silence(worker)}"
 
     def _report(self, late: Sequence[str]) -> None:
+        self._settled = True
         if not late:
             if self._told_of_network:  # as it is in each step then
                 return
