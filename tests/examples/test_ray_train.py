@@ -33,7 +33,7 @@ def trained():
             env={**env, **ONE_THREAD, **QUIET, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=540,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
