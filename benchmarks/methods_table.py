@@ -125,8 +125,8 @@ def cells(records: Mapping[str, Sequence[Record]], task: str, learners: int) -> 
         own = records.get(run_of(task, learners, method).name, ())
         own = [one for one in own if one["seed"] in dense]
         if own:
-            gaps = [dense[one["seed"]]["quality"] - one["quality"] for one in own]
-            behind = statistics.mean(gaps) * (1 if reading.rises else -1)
+            pairs = [(dense[one["seed"]]["quality"], one["quality"]) for one in own]
+            behind = statistics.mean(a - b if reading.rises else b - a for a, b in pairs)
             sent = statistics.mean(sent_in_all(one, learners) for one in own)
             quality = [one["quality"] for one in own]
             found[method] = Cell(method, quality, behind, sent, TASKS[task].level)

@@ -23,6 +23,7 @@ from claims.claim import (
     within,
 )
 
+ALIKE_BY = 0.05  # by which a distance varies in the second half of a run
 CHANCE = 20.0  # %; of ten digits, guessing finds 10
 MNIST_POINT = 0.3  # of 10,000 images: twice the deviation of a difference
 SAME = 1.1  # times as many bytes
@@ -30,7 +31,7 @@ SAME = 1.1  # times as many bytes
 DIGITS = Training("digits", 1, 0, 110, optimizer="sgd", knows_layers=True)
 ALIKE = Training("digits", 8, 0, 220, "scalecom", "sgd", knows_layers=True, similarity=True)
 FILTERED = "scalecom(beta=0.1)"
-SCALED = 8.0  # times the learning rate
+SCALED = 2.0  # times the learning rate; at 8 times, dense training diverges, too
 LARGE = Training("mnist", 1, 0, 120, optimizer="sgd", batch_size=1024, rate=4.0, knows_layers=True)
 
 
@@ -63,16 +64,22 @@ def _distance(results: Results, label: str) -> float:
     return statistics.mean(statistics.mean(half[len(half) // 2 :]) for half in halves)
 
 
+def _larger(one: float, other: float) -> bool | None:
+    """Returns whether a distance is larger than another one; None if they are about equal."""
+    return None if abs(one - other) < ALIKE_BY else one > other
+
+
 def _similarity(results: Results) -> Outcome:
     low, high, filtered = (_distance(results, label) for label in ("low", "high", "filtered"))
     scaled = {label: points(results, label, 1) for label in ("high", "filtered")}
     trained = all(min(qualities(results, label)) > CHANCE for label in scaled)
     return Outcome(
-        every(high > low, high > filtered) if trained else None,
+        every(_larger(high, low), _larger(high, filtered)) if trained else None,
         f"{low:.2f}, {high:.2f} and {filtered:.2f}",
         "The distance must be larger at the scaled rate than at the low one, and than with "
-        f"beta = 0.1. The runs at the scaled rate ended at {scaled['high']} and "
-        f"{scaled['filtered']} %; nothing follows from distances if one ends near chance.",
+        f"beta = 0.1. At the scaled rate, dense training reached {points(results, 'dense', 1)} %, "
+        f"beta = 1 {scaled['high']} and beta = 0.1 {scaled['filtered']} %. Distances that "
+        f"differ by less than {ALIKE_BY} decide nothing, and neither does a run near chance.",
     )
 
 
@@ -122,8 +129,9 @@ PAPER = Paper(
             "low, high, low",
             recalled=True,
             ran="The digits network, SGD with momentum, 8 learners, 220 steps, with learning rates "
-            "of 0.01 and 0.4, and of 0.4 with beta = 0.1.",
+            "of 0.01 and 0.1, and of 0.1 with beta = 0.1.",
             runs={
+                "dense": dataclasses.replace(DIGITS, steps=ALIKE.steps, rate=SCALED),
                 "low": _at(0.2),
                 "high": _at(SCALED),
                 "filtered": _at(SCALED, FILTERED),
