@@ -151,7 +151,8 @@ def _reason(claim: Claim, outcome: Outcome | None) -> str:
 
 
 def _methods(records: Records, command: Command) -> str:
-    parts = [_METHODS, _machines(_of_methods(records)) + "\n", _wins(records)]
+    machines = f"{_machines(_of_methods(records))}{_timed_on(records)}\n"
+    parts = [_METHODS, machines, _wins(records)]
     for learners in methods_table.LEARNERS:
         parts.append(f"## {learners} learners\n\n{methods_table.table(records, learners)}")
         missing = [
@@ -162,6 +163,12 @@ def _methods(records: Records, command: Command) -> str:
         if missing:
             parts.append(f"What is missing is run by\n\n```\n{command(missing)}\n```\n")
     return "\n".join(parts)
+
+
+def _timed_on(records: Records) -> str:
+    timed = [record for some in records.values() for record in some if "encode_ms" in record]
+    machines = ", ".join(dict.fromkeys(record["processor"] for record in timed))
+    return f" The times of encoding and decoding are from {machines}." if timed else ""
 
 
 def _of_methods(records: Records) -> Records:

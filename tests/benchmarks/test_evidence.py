@@ -170,6 +170,13 @@ def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
     assert "Measured with TensorFlow 2.21.0 and Keras 3.15.1 on a CPU." in page
 
 
+def test_the_table_names_the_machine_of_its_times():
+    run = next(run for run in evidence.chosen(["methods/encoding_8"]))
+    some = {run.name: [record(run, processor="another CPU")]}
+    page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
+    assert "encoding and decoding are from another CPU." in page
+
+
 def test_a_method_is_bold_if_no_other_level_one_sends_less():
     def of(method, quality, sent):
         run = methods_table.run_of("digits", 2, method)
