@@ -195,7 +195,7 @@ ROWS = {
         ],
         [
             f"{HOROVOD}ranks_are_told_in_what_they_differ",
-            f"{HOROVOD}the_others_end_with_an_error_when_a_rank_is_killed",
+            f"{HOROVOD}a_late_rank_is_named_and_the_others_end_with_an_error_when_it_is_killed",
         ],
         [
             f"{KERAS2}three_are_advised_and_told_what_differs[strategy]",
