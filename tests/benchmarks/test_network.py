@@ -84,8 +84,8 @@ def test_cells_can_be_chosen():
     assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
     assert tuple(cell.contenders) == cells.EVERYONE
     assert list(cell.by_framework) == [jobs.TENSORFLOW_NAME]
-    (cell,) = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
-    assert cell.contenders == [jobs.ALL_REDUCE, "power_sgd"]  # to compare with
+    some = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
+    assert {tuple(cell.contenders) for cell in some} == {(jobs.ALL_REDUCE, "power_sgd")}
     whole = cells.chosen(cells.FULL)
     assert [cell.job for cell in whole] == [cell.job for cell in cells.FULL]
     assert whole[0].by_framework[jobs.TORCH_NAME] == list(jobs.TORCH)

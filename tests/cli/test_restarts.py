@@ -58,7 +58,7 @@ def test_a_job_that_makes_progress_is_restarted_as_often_as_allowed(program, tmp
     assert json.loads(done.stdout)["restarts"] == 2
     assert done.returncode == 3
     assert "gradcomp: restart 1 of 2.\n" in done.stderr
-    assert "gradcomp: --max-restarts allows no more than 2.\n" in done.stderr
+    assert "gradcomp: --max-restarts allows only 2.\n" in done.stderr
 
 
 def test_the_restarted_job_decides_how_it_ended(program, tmp_path):  # noqa: F811

@@ -242,6 +242,7 @@ def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
         ("", ["--local-steps", "auto"], "'auto' measures a network, but a simulation has none"),
         ("", ["--gossip", "ring"], "give --local-steps 1 or more"),
         ("", ["--gossip", "torus", "--local-steps", "1", "-n", "2"], "2 workers are no torus"),
+        ("", ["--gossip", "star", "--local-steps", "1"], "expected a graph of ring, torus"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
         ("", ["--results", "/dev/null/here"], "Cannot create the folder"),
     ],
