@@ -217,3 +217,9 @@ def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict
 def handles(state: State) -> dict[str, list[tf.Tensor]]:
     """The resource handles of a replica's state, as `ExchangeInputs` has them."""
     return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}
+
+
+def assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
+    """Gives each variable its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

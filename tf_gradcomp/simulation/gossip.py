@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native
+from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult
 from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
 from tf_gradcomp.keras.common.gossip import Gossip
@@ -13,7 +14,7 @@ from tf_gradcomp.keras.common.gossip_messages import Messages
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import finite_or_zero
 from tf_gradcomp.keras.common.version import keras
-from tf_gradcomp.simulation.rounds import LearnersRounds, Reduce, assign, read
+from tf_gradcomp.simulation.rounds import LearnersRounds, Reduce, read
 
 
 class LearnersGossip(LearnersRounds):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times
+from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
 from tf_gradcomp.groups.group import Member
@@ -213,9 +214,3 @@ def _together(results: Sequence[StepResult]) -> StepResult:
 def read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Returns the values of variables."""
     return [variable.read_value() for variable in variables]
-
-
-def assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Gives variables values."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -12,7 +12,7 @@ from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import all_finite, native
 from tf_gradcomp.exchange.replica import count_exchange
-from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.exchange.state import assign, own_variable, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
 from tf_gradcomp.groups.means import RareExchanges
@@ -80,12 +80,12 @@ class GossipRounds(Rounds):
         moves = self._moves(own)
         near = [value + tf.cast(m, value.dtype) for value, m in zip(own, moves, strict=True)]
         if self._settings.outer is None:
-            _assign(fragment.weights, near)
+            assign(fragment.weights, near)
         else:
-            _assign(fragment.weights, start)
+            assign(fragment.weights, start)
             moved = [before - now for before, now in zip(start, near, strict=True)]
             self._update_common(tf.distribute.get_strategy(), moved, fragment)
-        _assign(fragment.start, [weight.read_value() for weight in fragment.weights])
+        assign(fragment.start, [weight.read_value() for weight in fragment.weights])
         self._local(self._own.rounds).assign_add(1)
 
     def _own_or_start(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -143,7 +143,7 @@ class GossipRounds(Rounds):
                 for part, one in zip(parts, own, strict=True)
             ]
         fragment.drift.assign(drift(means, own))
-        _assign(fragment.weights, means)
+        assign(fragment.weights, means)
         fragment.steps.assign(0)
         each = tf.constant([4 * int(tf.size(one)) for one in own], tf.int64)
         given = tf.reduce_sum(each)
@@ -158,8 +158,3 @@ def new_rounds(
     if isinstance(settings, Gossip) and exchange.group.size > 1:
         return GossipRounds(settings, exchange, units, *others)
     return Rounds(settings, exchange, units, *others)
-
-
-def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -15,7 +15,7 @@ from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
-from tf_gradcomp.exchange.state import shared_variable
+from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -244,8 +244,7 @@ class Rounds:
         means, finite = self._group.each_replica(exchange, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
         with tf.control_dependencies([finite]):
-            for weight, value in zip(fragment.weights, start, strict=True):
-                weight.assign(value)
+            assign(fragment.weights, start)
         tf.cond(finite, lambda: self._update_common(strategy, means, fragment), lambda: None)
         fragment.steps.assign(0)
         self._local(self._own.rounds).assign_add(1)
@@ -348,13 +347,11 @@ class Rounds:
         weights = [weight for fragment in begun for weight in fragment.weights]
         starts = [start for fragment in begun for start in fragment.start]
         own = [weight.read_value() for weight in weights]
-        for weight, start in zip(weights, starts, strict=True):
-            weight.assign(start.read_value())
+        assign(weights, [start.read_value() for start in starts])
         try:
             yield
         finally:
-            for weight, value in zip(weights, own, strict=True):
-                weight.assign(value)
+            assign(weights, own)
 
     def abandon(self) -> None:
         """Begins new rounds at the next step, from this worker's weights at that time."""
