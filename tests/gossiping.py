@@ -1,4 +1,4 @@
-"""Workers that gossip, in one process and without training: what tests of gossip share."""
+"""Workers that gossip in one process and without training, for the tests of gossip."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,59 +7,68 @@ from tf_gradcomp.keras.common.gossip_messages import _SEED, Messages
 
 
 def fresh(size):
-    """Returns the numbers that an implementation draws in place of factors that are zero."""
+    """Returns a function that draws the random numbers which replace zero factors."""
 
-    def drawn(edge, time, length):
-        seed = [_SEED + edge[0] * size + edge[1], time]
+    def drawn(edge, round_number, length):
+        seed = [_SEED + edge[0] * size + edge[1], round_number]
         return np.float64(tf.random.stateless_normal([length], seed, alg="philox"))
 
     return drawn
 
 
 class Workers:
-    """Workers with weights, and rounds of gossip by the code of the package."""
+    """Workers with weights, which take rounds of gossip by the package's code."""
 
     def __init__(self, settings, values, *, graph=False):
         size = len(values)
         shapes = [value.shape for value in values[0]]
         self.messages = [Messages(settings, shapes, size, rank) for rank in range(size)]
         self.values = [[tf.Variable(value) for value in own] for own in values]
-        self.kept = {
-            rows: [tf.Variable(tf.zeros([m.edges, m.kept[not rows]])) for m in self.messages]
+        self.factors = {
+            rows: [
+                tf.Variable(tf.zeros([m.edges, m.factor_sizes[not rows]])) for m in self.messages
+            ]
             for rows in (True, False)
         }
-        self.time = 0
+        self.round_number = 0
         # Tracing takes as long as a hundred rounds.
-        self._round = tf.function(self._round_of, autograph=False) if graph else self._round_of
+        self._round = tf.function(self._take_round, autograph=False) if graph else self._take_round
 
     def rounds(self, number):
         for _ in range(number):
-            self.time += 1
-            rows = self.messages[0].whole or self.time % 2 == 1
-            self._round(tf.constant(self.time), rows)
+            self.round_number += 1
+            rows = self.messages[0].uncompressed or self.round_number % 2 == 1
+            self._round(tf.constant(self.round_number), rows)
         return self
 
-    def _round_of(self, time, rows):
-        spoken = [
-            one.speak(own, kept.read_value(), time, rows=rows)
-            for one, own, kept in zip(self.messages, self.values, self.kept[not rows], strict=True)
+    def _take_round(self, round_number, rows):
+        outgoing = [
+            one.outgoing(own, factors.read_value(), round_number, rows=rows)
+            for one, own, factors in zip(
+                self.messages, self.values, self.factors[not rows], strict=True
+            )
         ]
-        heard = [one.hear(*args, rows=rows) for one, *args in self._meetings(spoken, time)]
-        for own, kept, (moves, factors) in zip(self.values, self.kept[rows], heard, strict=True):
+        received = [
+            one.corrections(*args, rows=rows)
+            for one, *args in self._exchanges(outgoing, round_number)
+        ]
+        for own, factors, (moves, factors) in zip(
+            self.values, self.factors[rows], received, strict=True
+        ):
             for value, move in zip(own, moves, strict=True):
                 value.assign_add(move)
-            if kept.shape[1]:
-                kept.assign(factors)
+            if factors.shape[1]:
+                factors.assign(factors)
 
-    def _meetings(self, spoken, time):
+    def _exchanges(self, outgoing, round_number):
         for rank, one in enumerate(self.messages):
-            partners = [int(tf.get_static_value(p)) for p in one.partners(time)]
+            partners = [int(tf.get_static_value(p)) for p in one.partners(round_number)]
             edges = [
                 self.messages[partner].matchings.index(matching)
                 for partner, matching in zip(partners, one.matchings, strict=True)
             ]
-            heard = [spoken[p].messages[edge] for p, edge in zip(partners, edges, strict=True)]
-            yield one, spoken[rank], heard
+            received = [outgoing[p].messages[edge] for p, edge in zip(partners, edges, strict=True)]
+            yield one, outgoing[rank], received
 
     @property
     def means(self):
@@ -68,7 +77,7 @@ class Workers:
 
     @property
     def errors(self):
-        """Returns the sum of squared distances from the mean, of each weight."""
+        """Returns for each weight the sum of its squared distances from the mean."""
         return np.array(
             [
                 np.sum((np.float64(of_all) - mean) ** 2)

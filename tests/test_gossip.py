@@ -1,4 +1,4 @@
-"""Gossip in one process, compared with NumPy and with the figures of its specification."""
+"""Gossip in one process, compared with NumPy and with the figures of the specification."""
 
 import keras
 import numpy as np
@@ -25,14 +25,14 @@ def values(workers, shapes=SHAPES, seed=0):
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_each_edge_of_a_graph_is_in_one_matching(graph, size):
     if graph == "torus" and size in (2, 3, 5):
-        with pytest.raises(ValueError, match="no torus"):
+        with pytest.raises(ValueError, match="cannot form a torus"):
             matchings_of(graph, size)
         return
     matchings, workers = matchings_of(graph, size), np.arange(size)
     for matching in matchings:
         np.testing.assert_array_equal(matching[matching], workers)
     edges = [(i, int(j)) for matching in matchings for i, j in enumerate(matching) if i < j]
-    sides = {4: 2, 6: 3, 8: 4, 9: 3, 16: 4}  # of a torus, its number of columns
+    sides = {4: 2, 6: 3, 8: 4, 9: 3, 16: 4}  # the number of columns of a torus, by workers
     if graph == "ring":
         expected = ring(size)
     elif graph == "torus":
@@ -48,7 +48,7 @@ def test_each_edge_of_a_graph_is_in_one_matching(graph, size):
 
 
 @pytest.mark.parametrize(("size", "rank"), [(2, 1), (3, 2), (4, 1), (4, None), (5, 3)])
-def test_rounds_are_those_of_numpy(size, rank):
+def test_rounds_agree_with_numpy(size, rank):
     given, settings = values(size), gc.Gossip("ring", rank=rank, diffusion=1.1)
     oracle = PowerGossip(ring(size), rank, settings.share(size), fresh(size))
     workers, expected = Workers(settings, given), given
@@ -57,7 +57,7 @@ def test_rounds_are_those_of_numpy(size, rank):
         expected = oracle.round(expected)
     for own, theirs in zip(workers.values, expected, strict=True):
         for value, other in zip(own, theirs, strict=True):
-            # Products have at most 36 terms; a direction is the product of the round before.
+            # Products have at most 36 terms, and each basis is the product of the round before.
             bound = rounding(np.abs(given[0][0]).max(), terms=36, steps=2**4)
             np.testing.assert_allclose(value, other, rtol=0, atol=bound)
 
@@ -83,7 +83,7 @@ def test_eight_workers_of_a_ring_agree_as_fast_as_specified(settings, figures):
         done = number
         for error, figure in zip(workers.errors / start, expected, strict=False):
             assert figure / 2 < error < 2 * figure
-    # Each round adds a sum of two products to a weight, with the rank's terms each.
+    # Each round adds a sum of two products to a weight; a product has as many terms as the rank.
     bound = rounding(np.abs(given[0][0]).max(), terms=2 * 4 + 1, steps=done)
     for mean, before in zip(workers.means, means, strict=True):
         np.testing.assert_allclose(mean, before, rtol=0, atol=bound)
@@ -95,9 +95,9 @@ def assert_factors_are_equal_at_both_ends(workers):
     for rank, one in enumerate(workers.messages):
         for edge, partner in enumerate(map(int, one.partners(tf.constant(1)))):
             other = workers.messages[partner].matchings.index(one.matchings[edge])
-            for kept in workers.kept.values():
-                np.testing.assert_array_equal(kept[rank][edge], kept[partner][other])
-                found += np.any(kept[rank][edge].numpy()) or not kept[rank].shape[1]
+            for factors in workers.factors.values():
+                np.testing.assert_array_equal(factors[rank][edge], factors[partner][other])
+                found += np.any(factors[rank][edge].numpy()) or not factors[rank].shape[1]
     assert found == 2 * 2 * len(workers.messages)
 
 
@@ -113,7 +113,7 @@ def test_whole_differences_are_averaged_at_once(settings):
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_what_is_equal_stays_and_new_differences_are_found(rank):
+def test_equal_weights_stay_equal_and_new_differences_are_found(rank):
     given = [values(1)[0]] * 3
     workers = Workers(gc.Gossip("ring", rank=rank), given).rounds(5)
     for own in workers.values:
@@ -124,7 +124,7 @@ def test_what_is_equal_stays_and_new_differences_are_found(rank):
     assert workers.rounds(12).errors[1] < 1e-4 * before
 
 
-def test_a_worker_with_numbers_that_overflow_moves_nobody():
+def test_a_worker_whose_numbers_overflow_moves_no_neighbour():
     given = values(4)
     given[1][1][0, 0] = np.inf
     workers = Workers(gc.Gossip("ring", rank=1), given).rounds(3)
@@ -143,7 +143,7 @@ RATE, ROWS, STEPS = 2.0**-5, 2, 6
 
 
 def trained(learners, settings, steps=STEPS):
-    """Returns learners, and their batches: gradients are small integers, halved."""
+    """Returns learners and their batches, whose gradients are small integers, halved."""
     keras.utils.set_random_seed(0)
     dense = keras.layers.Dense(4, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((3,)), dense])
@@ -169,7 +169,7 @@ def weights_of(learners):
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_learners_do_what_noloco_does(size):
+def test_learners_agree_with_noloco(size):
     outer = keras.optimizers.SGD(0.5, momentum=0.5)
     settings = gc.Gossip("random_pairs", rank=None, steps=2, outer=outer)
     learners, batches = trained(size, settings)
@@ -190,7 +190,7 @@ def test_learners_do_what_noloco_does(size):
             oracle.round(fast, partners)
             fast = [list(own) for own in oracle.slow]
     assert len(seen) > 1
-    # Float32 holds all numbers of few bits, but no fifth of one, by which losses are divided.
+    # Float32 holds all numbers of few bits exactly, but not the fifths of 5 learners' losses.
     bound = rounding(1.0, terms=ROWS, steps=STEPS) if size % 2 else 0.0
     for own, expected in zip(weights_of(learners), oracle.slow, strict=True):
         for value, other in zip(own, expected, strict=True):
@@ -204,12 +204,12 @@ def test_learners_do_what_noloco_does(size):
 def test_a_learner_whose_weights_overflow_goes_back_to_the_start_of_its_round():
     settings = gc.Gossip("ring", rank=None, steps=2)
     learners, _ = trained(2, settings, steps=2)
-    (before, _), _ = weights_of(learners)  # both have the mean
+    (before, _), _ = weights_of(learners)  # both learners have the mean
     x, y = np.ones((4, 3), "float32"), np.ones((4, 4), "float32")
     learners.train_on_batch(x, y)
     learners._rounds._each[1][0] += np.inf
     learners.train_on_batch(x, y)
-    # The first learner has taken two steps, the second one none, and both have their mean.
+    # The first learner has taken two steps, the second learner none; the mean has moved by one.
     for kernel, _ in weights_of(learners):
         np.testing.assert_array_equal(kernel, before - RATE)
     y[2:] = np.nan
@@ -221,7 +221,7 @@ def test_steps_report_the_bytes_of_a_learner():
     learners, _ = trained(4, gc.Gossip("ring", rank=1), steps=2)
     x, y = np.ones((8, 3), "float32"), np.ones((8, 4), "float32")
     reports = [learners.train_on_batch(x, y) for _ in range(2)]
-    # To each of two neighbours: its rank, a factor of rows or of columns, and the bias.
+    # Each of two neighbours gets the rank, a factor of rows or of columns, and the bias.
     assert [report.payload_bytes for report in reports] == [2 * 4 * (1 + n + 4) for n in (3, 4)]
     assert [report.sent_bytes for report in reports] == [2 * 4 * (1 + n + 4) for n in (3, 4)]
     assert reports[0].dense_bytes == 4 * 16
@@ -240,9 +240,9 @@ def test_a_message_for_resnet_20_is_59_times_smaller_than_its_weights():
     assert round(dense / (np.mean(sent) / len(partners))) == 59
 
 
-def test_what_gossip_cannot_do_is_refused():
+def test_impossible_settings_are_refused():
     for settings, message in (
-        ({"graph": "star"}, "expected a graph of ring, torus"),
+        ({"graph": "star"}, "expected as graph one of ring, torus"),
         ({"rank": 0}, "expected a whole number as rank"),
         ({"steps": "auto"}, "needs a vote"),
         ({"steps": 0}, "expected a whole number of steps"),
@@ -250,7 +250,7 @@ def test_what_gossip_cannot_do_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             gc.Gossip(**settings)
-    with pytest.raises(ValueError, match="nothing of its own weights"):
+    with pytest.raises(ValueError, match="no share in its own mean"):
         gc.Gossip("ring", diffusion=1.5).share(4)
     with pytest.raises(ValueError, match="'top_k' would exchange nothing"):
         gc.CompressedOptimizer("sgd", "top_k", local_steps=gc.Gossip())
@@ -258,7 +258,7 @@ def test_what_gossip_cannot_do_is_refused():
     assert optimizer.compressor.name == "top_k"
 
 
-def test_config_is_that_of_the_settings():
+def test_the_config_restores_the_settings():
     outer = keras.optimizers.SGD(0.7, momentum=0.5)
     settings = gc.Gossip("random_pairs", None, [(0, 1), (9, 4)], outer, 3, 0.5)
     optimizer = gc.CompressedOptimizer("sgd", local_steps=settings)

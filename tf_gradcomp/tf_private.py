@@ -278,26 +278,26 @@ def _gather_unless_empty(
 
 
 def on_collectives(
-    strategy: tf.distribute.Strategy, turn: Callable[[Sequence[tf.Tensor]], None]
+    strategy: tf.distribute.Strategy, call: Callable[[Sequence[tf.Tensor]], None]
 ) -> None:
-    """Has `turn(tensors)` called where a collective of TensorFlow's own begins, and where it ends.
+    """Has `call(tensors)` called when a collective of TensorFlow's own begins, and when it ends.
 
-    The tensors are what it is given, and what it returns. With several replicas in a worker, only
-    the first one's collectives are told of. No public API sees collectives.
+    The tensors are the inputs and the outputs of the collective. If a worker has several replicas,
+    only the collectives of its first replica count. No public API sees collectives.
     """
     of_steps = (strategy.extended._cross_device_ops, strategy.extended._host_cross_device_ops)
     launchers = [ops._launchers[0] for ops in of_steps]
     for launcher_ in [*launchers, _launcher_of_means(strategy), _launcher_of_host(strategy)]:
         for name in ("all_reduce", "_all_gather"):
-            setattr(launcher_, name, functools.partial(_telling, turn, getattr(launcher_, name)))
+            setattr(launcher_, name, functools.partial(_calling, call, getattr(launcher_, name)))
 
 
-def _telling(
-    turn: Callable[[Sequence[Any]], None], collective: Any, value: Any, *args: Any, **kwargs: Any
+def _calling(
+    call: Callable[[Sequence[Any]], None], collective: Any, value: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    turn([value])
+    call([value])
     result = collective(value, *args, **kwargs)
-    turn([result])
+    call([result])
     return result
 
 

@@ -15,7 +15,7 @@ from tests.cli.test_restarts import START
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
 from tests.cli.test_scheduler import SLURM
 from tf_gradcomp.launch import on_host, parse_hosts
-from tf_gradcomp.launch.remote_worker import LOADER, Marks, program_text
+from tf_gradcomp.launch.remote_worker import LOADER, MessageSplitter, program_text
 
 # As the client of ssh does, it carries stdin to a session that does not end with it.
 SSH = f"""#!{sys.executable} -IS
@@ -71,7 +71,7 @@ def ends(pid):
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_workers_on_hosts_are_told_of_each_other_and_get_the_variables_that_were_named(
+def test_workers_on_hosts_get_each_others_addresses_and_the_named_variables(
     program,  # noqa: F811
     ssh,
 ):
@@ -95,7 +95,7 @@ def test_workers_on_hosts_are_told_of_each_other_and_get_the_variables_that_were
     assert len({*addresses.split()}) == 3
 
 
-def test_workers_end_on_hosts_as_they_do_here(program, ssh):  # noqa: F811
+def test_workers_on_hosts_end_like_local_workers(program, ssh):  # noqa: F811
     path = program(
         """
         print("\\r1/2\\r2/2", end="\\n", file=sys.stderr)
@@ -164,17 +164,23 @@ def test_no_worker_outlives_gradcomp(program, ssh):  # noqa: F811
 
 
 def test_a_silent_connection_ends_a_worker(tmp_path):
-    """A cut network ends no connection: the host notices by the missing signs of life."""
+    """A cut network closes no connection; the host misses the launcher's signs of life."""
     text = Path(on_host.__file__).read_text().replace("SILENCE = 60.0", "SILENCE = 1.0")
     pid = tmp_path / "pid"
     source = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     command = [sys.executable, "-c", source]
-    told = {"do": "run", "folder": str(tmp_path), "env": {}, "saves_as": None, "command": command}
-    told["guard"] = "import os, sys; os.execvp(sys.argv[2], sys.argv[2:])"
+    request = {
+        "do": "run",
+        "folder": str(tmp_path),
+        "env": {},
+        "saves_as": None,
+        "command": command,
+    }
+    request["guard"] = "import os, sys; os.execvp(sys.argv[2], sys.argv[2:])"
     with subprocess.Popen(
         [sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     ) as host:
-        host.stdin.write(b"%s\n%s\n0\n" % (json.dumps(text).encode(), json.dumps(told).encode()))
+        host.stdin.write(b"%s\n%s\n0\n" % (json.dumps(text).encode(), json.dumps(request).encode()))
         assert host.stderr.read() == b""
     assert text != Path(on_host.__file__).read_text()
     assert ends(pid.read_text())
@@ -187,7 +193,7 @@ def test_a_job_on_hosts_is_restarted_as_long_as_it_saves(program, ssh, tmp_path)
     assert (done.returncode, json.loads(done.stdout)["restarts"]) == (0, 3)
 
 
-def test_what_a_host_lacks_is_the_first_message(program, ssh, tmp_path):  # noqa: F811
+def test_the_first_message_names_everything_that_hosts_lack(program, ssh, tmp_path):  # noqa: F811
     path = program("print('ran')")
     for args, messages in (
         (
@@ -213,18 +219,24 @@ def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811
 
 
 def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
-    for told, message in (
+    for request, message in (
         ({"folder": "/no/folder"}, "there is no folder /no/folder"),
         ({"folder": str(tmp_path)}, f"{sys.executable} has no module tf_gradcomp"),
     ):
-        told |= {"do": "survey", "workers": 2, "program": "p.py", "module": None, "python_path": []}
+        request |= {
+            "do": "survey",
+            "workers": 2,
+            "program": "p.py",
+            "module": None,
+            "python_path": [],
+        }
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", LOADER],
-            input=program_text() + json.dumps(told).encode() + b"\n",
+            input=program_text() + json.dumps(request).encode() + b"\n",
             capture_output=True,
             check=True,
         )
-        _, (answer,) = Marks().feed(done.stdout)
+        _, (answer,) = MessageSplitter().feed(done.stdout)
         assert answer["problem"] == message
         assert len({*answer["ports"]}) == 2
 
@@ -270,12 +282,12 @@ def test_this_machine_needs_no_ssh(program, ssh):  # noqa: F811
     assert clients(ssh) == []
 
 
-def test_marks_are_found_wherever_chunks_end():
+def test_messages_are_found_across_the_boundaries_of_chunks():
     data = b'one\x1e{"saves": 1}\x1etwo\n\x1e{"returncode": 0}\x1e'
     for size in (1, 2, 5, len(data)):
-        marks, output, told = Marks(), b"", []
+        splitter, output, messages = MessageSplitter(), b"", []
         for start in range(0, len(data), size):
-            some, more = marks.feed(data[start : start + size])
-            output, told = output + some, told + more
+            some, more = splitter.feed(data[start : start + size])
+            output, messages = output + some, messages + more
         assert output == b"onetwo\n"
-        assert told == [{"saves": 1}, {"returncode": 0}]
+        assert messages == [{"saves": 1}, {"returncode": 0}]

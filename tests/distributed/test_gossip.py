@@ -1,7 +1,7 @@
 """Gossip of four real workers, compared with NumPy.
 
-Gradients are small integers, and other numbers powers of two, so that float32 holds all results
-exactly where differences are sent whole. Such results are compared for equality.
+Gradients are small integers, and other numbers are powers of two. Float32 therefore holds all
+results exactly if differences are sent uncompressed; such results are compared for equality.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def jobs(folder):
 
 
 def stepped(workers, of_workers, rate=RATE):
-    """Returns the weights after a step of each worker; a worker's gradient is a share of a sum."""
+    """Returns the weights after a step of each worker on its share of the gradient."""
     return [
         [value - rate * WORKERS * share for value, share in zip(own, shares, strict=True)]
         for own, shares in zip(workers, of_workers, strict=True)
@@ -70,7 +70,7 @@ def steps_of(number, seed=3):
 def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
     oracle = PowerGossip(ring(WORKERS), 1, 1 / 3, fresh(WORKERS))
     workers = ZEROS
-    # A direction is the product of the round before; a product has at most 40 terms.
+    # Each basis is the product of the round before, and a product has at most 40 terms.
     bound = rounding(WORKERS, terms=40, steps=2**5)
     for number, of_workers in enumerate(steps_of(5)):
         workers = oracle.round(stepped(workers, of_workers))
@@ -78,7 +78,7 @@ def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
     total = [sum(s[i] for of_workers in steps_of(5) for s in of_workers) for i in range(2)]
     mean = [np.mean([own[i] for own in workers], 0) for i in range(2)]
     assert_values([mean], [[-RATE * one for one in total]], bound=1e-12)  # in float64
-    # Odd rounds send rows and even ones columns to both neighbours, with the bias and the rank.
+    # Odd rounds send rows, and even rounds columns, to both neighbours, with the bias and the rank.
     of_pair = [4 * (1 + length + 8) for length in (40, 8, 40, 8, 40)]
     for job in jobs:
         assert job["on_a_ring"]["payload bytes"] == 2 * sum(of_pair)
@@ -87,8 +87,8 @@ def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
 
 def test_synchronizing_gives_all_workers_the_mean(jobs):
     seen = [job["on_a_ring"] for job in jobs]
-    for before, after in (([one["seen"][-1] for one in seen], "together"),
-                          ([one["apart"] for one in seen], "end")):  # fmt: skip
+    for before, after in (([one["seen"][-1] for one in seen], "equal"),
+                          ([one["unequal"] for one in seen], "end")):  # fmt: skip
         assert before[0] != before[1]
         for one in seen:
             assert one[after]["values"] == seen[0][after]["values"]
@@ -113,7 +113,7 @@ def test_random_pairs_with_momentum_are_noloco(jobs):
     assert len({tuple(partners(time)) for time in range(1, 9)}) == 3
 
 
-def test_a_worker_whose_weights_overflow_goes_back_and_trains_on(jobs):
+def test_a_worker_whose_weights_overflow_restarts_its_round_and_continues(jobs):
     first, second = steps_of(2)
     rate, momentum = 4.0 * WORKERS, 0.5
     velocity = [[-rate * share for share in shares] for shares in first]
@@ -138,7 +138,7 @@ def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
     assert {job["accumulates"]["exchanges"] for job in jobs} == {2}
 
 
-def test_each_worker_has_a_loss_scale_of_its_own(jobs):
+def test_each_worker_has_its_own_loss_scale(jobs):
     steps, workers = steps_of(2), ZEROS
     steps[1][1] = [np.zeros(shape) for shape in SHAPES]
     for number, of_workers in enumerate(steps):
@@ -160,7 +160,7 @@ def test_nothing_is_lost_after_a_warm_up(jobs):
 
 def test_a_checkpoint_has_the_mean_for_any_number_of_workers(jobs, folder):
     for i, value in enumerate(jobs[0]["saves"]["saved"]):
-        own = np.float64([job["saves"]["apart"][i] for job in jobs])
+        own = np.float64([job["saves"]["unequal"][i] for job in jobs])
         np.testing.assert_array_equal(value, own.mean(0))
         assert np.any(own[0] != own[1])
     for job in jobs:
@@ -178,13 +178,13 @@ def test_a_checkpoint_has_the_mean_for_any_number_of_workers(jobs, folder):
         np.testing.assert_array_equal(variable, np.float32(saved) - RATE * share)
 
 
-def test_workers_with_other_graphs_and_impossible_ones_are_told(jobs):
+def test_workers_with_different_or_impossible_graphs_get_errors(jobs):
     for job in jobs:
         assert "local_steps' graph" in job["disagree"]
-        assert "leaves a worker with 2 neighbours nothing" in job["no_torus"]
+        assert "2 neighbours, a worker has no share in its own mean" in job["no_torus"]
 
 
-def test_fit_looks_at_the_mean(jobs):
+def test_fit_evaluates_the_mean(jobs):
     seen = [job["in_fit"] for job in jobs]
     for one in seen:
         assert one["epochs"] == seen[0]["epochs"]  # also of the statistics of BatchNormalization
@@ -192,7 +192,7 @@ def test_fit_looks_at_the_mean(jobs):
         assert one["evaluated"] == seen[0]["evaluated"]
         assert one["logs"]["val_loss"] == seen[0]["logs"]["val_loss"]
         assert one["logs"]["loss"] == seen[0]["logs"]["loss"]
-        assert one["exchanges"] == 3 * (5 + 1)  # the mean of an epoch is one
+        assert one["exchanges"] == 3 * (5 + 1)  # the mean at the end of an epoch is an exchange
         assert one["logs"]["rounds"] == [5, 10, 15]
         assert 0 < one["logs"]["drift"][-1] < 1
         assert one["logs"]["wire_ratio"][-1] > 1

@@ -49,4 +49,4 @@ def test_workers_count_their_steps_and_collectives_alike(stalls):
 
 def test_the_end_of_a_wait_is_told_too(stalls):
     # After the last one, the program ends before it is.
-    assert stalls[1][0].stderr.count("Goes on, after") >= len(WAYS) - 1
+    assert stalls[1][0].stderr.count("Continues after") >= len(WAYS) - 1

@@ -1,8 +1,8 @@
-"""PowerGossip in NumPy, in float64, and NoLoCo: all workers at once, each edge by itself.
+"""PowerGossip and NoLoCo in NumPy, in float64, for all workers at once.
 
-The differences of two neighbours are computed whole here, and multiplied then. Bases come from
-eigenvectors of nothing but their own span, so they may differ from an implementation's by a
-rotation, which no projection shows.
+This reference first computes the whole difference of two neighbours, and then multiplies it. Its
+bases are singular vectors, so they may differ from the implementation's by a rotation, which
+changes no projection.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def ring(size: int) -> list[Edge]:
 
 
 class PowerGossip:
-    """Workers whose weights move towards those of their neighbours.
+    """Workers whose weights move towards the weights of their neighbours.
 
     Args:
-        edges: Pairs of workers, the lower one first.
+        edges: Pairs of workers, the lower number first.
         rank: The rank of a move, or None for whole differences.
         share: The share of a neighbour in a worker's mean.
-        fresh: Returns the numbers that take the place of factors that are zero: of an edge, in a
-            round, for one side of all low-rank matrices.
+        fresh: Returns the random numbers that replace zero factors: for an edge, a round, and a
+            length.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class NoLoCo:
         self._rate, self._mu = rate, momentum
 
     def round(self, fast: Sequence[Values], partners: Sequence[int]) -> None:
-        """Moves the slow weights of each worker, who has one partner or itself."""
+        """Moves the slow weights of each worker; a worker without a partner is its own partner."""
         before = [list(values) for values in self.slow]
         for i, j in enumerate(partners):
             for n, own in enumerate(before[i]):

@@ -40,7 +40,7 @@ class Unfinished(Protocol):
     def finish(self) -> None:
         """Finishes the work; all processes call it between the same two steps."""
 
-    def undone(self) -> contextlib.AbstractContextManager[None]:
+    def rolled_back(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, this process has the state from before the work."""
 
     def abandon(self) -> None:
@@ -177,7 +177,9 @@ class Saving:
         """Within this context, this process has the state from before unfinished work."""
         unfinished = self._unfinished
         return (
-            unfinished.undone() if unfinished and unfinished.pending else contextlib.nullcontext()
+            unfinished.rolled_back()
+            if unfinished and unfinished.pending
+            else contextlib.nullcontext()
         )
 
     @contextlib.contextmanager

@@ -65,7 +65,8 @@ class Communicator:
             step. None if the process has several replicas, which would wait for each other in a
             branch.
         label: Distinguishes this exchange's collectives from others, if collectives have names.
-        turn: Is called with what a request gives, and with the answer to it; None if nobody counts.
+        on_event: Called with the tensors of a request when its collective begins, and with the
+            answer when the collective ends; None if nobody counts collectives.
         all_gather: Takes an int32 [1, words] row of equal length from each replica, and returns
             all rows in the order of the replicas.
         all_reduce: Returns the sum of vectors of one length and dtype.
@@ -82,7 +83,7 @@ class Communicator:
         self.rank = rank
         self.ahead: tf.Variable | None = None
         self.label = ""
-        self.turn: Callable[[Sequence[tf.Tensor]], None] | None = None
+        self.on_event: Callable[[Sequence[tf.Tensor]], None] | None = None
 
     def meet(self, requests: Sequence[Request]) -> None:
         """Takes the requests that all replicas of this process make at one point of a step.
@@ -243,9 +244,9 @@ def communicate(
             return results, sent
         communicators[0].meet(requests)
         for i, (request, communicator) in enumerate(zip(requests, communicators, strict=True)):
-            if communicator.turn:
-                communicator.turn([given(request)])
+            if communicator.on_event:
+                communicator.on_event([given(request)])
             answers[i], more = communicator.answer(request)
-            if communicator.turn:
-                communicator.turn([answers[i]])
+            if communicator.on_event:
+                communicator.on_event([answers[i]])
             sent[i] = sent[i].plus(more)

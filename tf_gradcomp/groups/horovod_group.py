@@ -180,8 +180,8 @@ class HorovodGroup(Group):
     def member(self) -> Member:
         communicator = HorovodCommunicator(self._hvd, self._process_set)
         if self._progress:
-            self._progress.step(())
-            communicator.turn = self._progress.turn
+            self._progress.count_step(())
+            communicator.on_event = self._progress.count_event
         return Member(communicator, 0)
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
@@ -206,9 +206,9 @@ class HorovodGroup(Group):
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
         if not self._progress:
             return self._gather_on_host(value)
-        self._progress.turn([value])
+        self._progress.count_event([value])
         gathered = self._gather_on_host(value)
-        self._progress.turn([gathered])
+        self._progress.count_event([gathered])
         return gathered
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -63,7 +63,7 @@ class HostGroup(StrategyGroup):
         """The host; raises RuntimeError if a single replica calls, not all replicas together."""
         if tf.distribute.in_cross_replica_context():
             (communicator,) = self.communicators()
-            communicator.turn = self._turn()
+            communicator.on_event = self._counter_of_events()
             return Member(communicator, 0)
         raise RuntimeError(
             "The replicas of a host exchange gradients together, across replicas: call the "

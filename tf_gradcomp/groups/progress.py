@@ -1,4 +1,4 @@
-"""Counts how far this worker has come, for a thread that watches it."""
+"""Counts a worker's steps and collectives, for a thread that watches them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tf_gradcomp import tf_private
 
 
 class Position(NamedTuple):
-    """The place that a worker has reached; all workers count alike."""
+    """A worker's progress; the numbers of all workers are comparable."""
 
-    turns: int  # the beginnings and the ends of collectives, one after another
-    steps: int  # the calls of `Strategy.run`
+    events: int  # beginnings and ends of collectives
+    steps: int  # the number of calls of `Strategy.run`
 
     @property
     def in_collective(self) -> bool:
-        """Tells whether the worker waits for others."""
-        return self.turns % 2 == 1
+        """Returns whether the worker waits for others."""
+        return self.events % 2 == 1
 
 
 class Progress:
@@ -30,22 +30,22 @@ class Progress:
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
-            self._turns = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._events = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     @tf.autograph.experimental.do_not_convert
-    def step(self, given: Any) -> None:
-        """Counts a step, which begins once the tensors in a nested structure are there."""
-        _count(self._steps, tf.nest.flatten(given, expand_composites=True))
+    def count_step(self, inputs: Any) -> None:
+        """Counts a step, which begins once the tensors in the nested `inputs` are computed."""
+        _count(self._steps, tf.nest.flatten(inputs, expand_composites=True))
 
     @tf.autograph.experimental.do_not_convert
-    def turn(self, tensors: Sequence[Any]) -> None:
-        """Counts that a collective begins or ends, which it does once these tensors are there."""
-        _count(self._turns, tensors)
+    def count_event(self, tensors: Sequence[Any]) -> None:
+        """Counts the beginning or the end of a collective, once `tensors` are computed."""
+        _count(self._events, tensors)
 
     def position(self) -> Position:
-        """Returns how far this worker has come."""
-        return Position(int(self._turns.numpy()), int(self._steps.numpy()))
+        """Returns this worker's position."""
+        return Position(int(self._events.numpy()), int(self._steps.numpy()))
 
 
 def _count(counter: tf.Variable, after: Sequence[Any]) -> None:

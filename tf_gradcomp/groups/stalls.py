@@ -1,4 +1,4 @@
-"""Reports which workers a job waits for, when it has waited for long."""
+"""Reports which workers a job waits for, after a long wait."""
 
 from __future__ import annotations
 
@@ -19,58 +19,59 @@ from tf_gradcomp.groups.progress import Position, Progress
 
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
 _LOOKS_OF_A_STALL = 10
-_LOOKS_TO_ANSWER = 2  # in which a worker that runs tells its position anew
-_ANSWER = 0.5  # seconds to wait for a position that was not told yet
-_ANSWERS = 4.0  # seconds, for all workers together
+_LOOKS_TO_ANSWER = 2  # a running worker reports its position at least once in so many looks
+_ANSWER = 0.5  # seconds to wait for a position that has not been reported yet
+_ANSWERS = 4.0  # seconds to wait for all workers' positions
 _CONNECT = 1.0  # seconds
 
 
-class Told(NamedTuple):
-    """A position that a worker has told the others."""
+class Report(NamedTuple):
+    """The latest position that a worker has reported."""
 
     position: Position
-    look: int  # the number of its look
+    look: int  # the number of the worker's look
 
 
-class Board(abc.ABC):
-    """The place where workers tell each other their positions.
+class PositionStore(abc.ABC):
+    """A key-value store in which each worker reports its position.
 
     Attributes:
-        keeper: The worker whose process keeps the board; None if no worker does.
+        server: The worker whose process serves the store; None if no worker does.
     """
 
-    keeper: int | None = None
+    server: int | None = None
 
     @abc.abstractmethod
     def write(self, key: str, text: str, *, first: bool) -> None:
-        """Writes under a key; raises TimeoutError if the board does not answer."""
+        """Writes under a key; raises TimeoutError if the store does not answer."""
 
     @abc.abstractmethod
     def text(self, key: str, seconds: float) -> str | None:
         """Returns the text under a key; None if there is none within some seconds."""
 
-    def tell(self, worker: int, told: Told) -> None:
-        """Tells a position, in place of the worker's earlier one.
+    def post(self, worker: int, report: Report) -> None:
+        """Replaces the worker's earlier report.
 
         Raises:
-            TimeoutError: If the board does not answer.
+            TimeoutError: If the store does not answer.
         """
-        self.write(_key(worker), json.dumps([*told.position, told.look]), first=told.look == 0)
+        text = json.dumps([*report.position, report.look])
+        self.write(_key(worker), text, first=report.look == 0)
 
-    def read(self, worker: int, seconds: float) -> Told | None:
-        """Returns what a worker has told; None if the board does not say so in time."""
+    def read(self, worker: int, seconds: float) -> Report | None:
+        """Returns a worker's latest report; None if the store has none within some seconds."""
         text = self.text(_key(worker), seconds)
         if text is None:
             return None
-        turns, steps, look = json.loads(text)
-        return Told(Position(turns, steps), look)
+        events, steps, look = json.loads(text)
+        return Report(Position(events, steps), look)
 
-    def silence(self, worker: int) -> str:
-        """Says what the state of a worker may be that tells nothing."""
+    def describe_silence(self, worker: int) -> str:
+        """Describes the possible state of a worker that no longer reports."""
         return "it does not answer, so it is paused or blocked, or has ended."
 
 
-class ServiceBoard(Board):
+class CoordinationStore(PositionStore):
     """TensorFlow's coordination service, in worker 0.
 
     Args:
@@ -78,7 +79,7 @@ class ServiceBoard(Board):
         heartbeat_timeout: The seconds after which TensorFlow considers a silent worker lost.
     """
 
-    keeper = 0
+    server = 0
 
     def __init__(self, addresses: Sequence[str], heartbeat_timeout: float) -> None:
         self._addresses = addresses
@@ -86,7 +87,7 @@ class ServiceBoard(Board):
 
     def write(self, key: str, text: str, *, first: bool) -> None:
         if not first:
-            if self.text(key, _ANSWER) is None:  # a write would wait without an end
+            if self.text(key, _ANSWER) is None:  # a write would block forever
                 raise TimeoutError
             tf_private_files.withdraw(key)
         tf_private_files.announce(key, text)
@@ -94,26 +95,26 @@ class ServiceBoard(Board):
     def text(self, key: str, seconds: float) -> str | None:
         return tf_private_files.announced(key, seconds)
 
-    def silence(self, worker: int) -> str:
+    def describe_silence(self, worker: int) -> str:
         return (
-            f"{_state_at(self._addresses[worker])}. After {self._heartbeat_timeout:g} seconds of "
-            "silence it is lost, and the job ends."
+            f"{_process_state(self._addresses[worker])}. After {self._heartbeat_timeout:g} seconds "
+            "of silence it is lost, and the job ends."
         )
 
 
 class Watchdog:
     """Watches the progress of this worker, in a thread that ends with the process.
 
-    A worker without progress tells its position at each look. One that has waited in a collective
-    for long reads the positions of the others, twice. Of the workers that are behind, those that
-    have told theirs anew between run; the others do not answer.
+    A worker without progress reports its position at each look. A worker that has waited long in a
+    collective reads all positions twice. A late worker is running if it has reported again between
+    the two readings; otherwise it does not answer.
 
     Args:
-        progress: How far this worker has come.
+        progress: This worker's counters of steps and collectives.
         own: The number of this worker.
         names: The names of all workers.
         seconds: The time for which a worker waits before it reports.
-        board: The place where workers tell each other their positions.
+        store: Holds the reports of all workers.
         clock: Returns the time in seconds.
     """
 
@@ -123,27 +124,27 @@ class Watchdog:
         own: int,
         names: Sequence[str],
         seconds: float,
-        board: Board,
+        store: PositionStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
         self._own = own
         self._names = names
         self._seconds = seconds
-        self._board = board
+        self._store = store
         self._between_looks = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, seconds / _LOOKS_OF_A_STALL))
         self._clock = clock
         self._position = Position(0, 0)
         self._look, self._looked = 0, clock()
         self._waited = 0.0  # seconds without progress
-        self._silences = 0  # looks in turn at which the board did not answer
-        self._read: list[Told | None] = []
-        self._read_at = 0  # the number of a look
-        self._settled = False  # whether this stall has been looked into
-        self._reported = False
-        self._told_of_network = False
+        self._unanswered = 0  # consecutive looks at which the store did not answer
+        self._first_reports: list[Report | None] = []
+        self._first_reading = 0  # the number of a look
+        self._explained = False  # whether the causes of this stall are known
+        self._warned = False  # whether the user was warned of this stall
+        self._warned_of_network = False
         self._end = threading.Event()
-        self._tell()
+        self._post()
 
     def start(self) -> None:
         """Watches until the process ends."""
@@ -152,7 +153,7 @@ class Watchdog:
 
         def stop() -> None:
             self._end.set()
-            thread.join(2 * _ANSWER)  # TensorFlow is taken down after this
+            thread.join(2 * _ANSWER)  # TensorFlow is torn down after this
 
         atexit.register(stop)
 
@@ -161,78 +162,79 @@ class Watchdog:
             while not self._end.wait(self._between_looks):
                 self.look()
         except (tf.errors.OpError, ConnectionError):
-            pass  # the job ends, and says why
+            pass  # the job ends with its own error message
 
     def look(self) -> None:
-        """Looks at the progress of this worker; reports what it waits for if that takes long."""
+        """Looks at this worker's progress, and explains a long wait."""
         self._look += 1
         elapsed, self._looked = self._clock() - self._looked, self._clock()
         before, self._position = self._position, self._progress.position()
-        if self._position.turns != before.turns:
-            self._go_on()
+        if self._position.events != before.events:
+            self._note_progress()
             return
         # A longer time is a pause of this worker itself.
         self._waited += min(elapsed, _LOOKS_TO_ANSWER * self._between_looks + _ANSWER)
-        self._silences = 0 if self._tell() else self._silences + 1
-        if not self._settled and self._position.in_collective and self._waited >= self._seconds:
-            self._look_into()
+        self._unanswered = 0 if self._post() else self._unanswered + 1
+        if not self._explained and self._position.in_collective and self._waited >= self._seconds:
+            self._explain()
 
-    def _look_into(self) -> None:
-        """Reports what this worker waits for, as soon as that is known."""
-        keeper = self._board.keeper
-        if self._silences:  # nothing is known of the other workers
-            if keeper is not None and self._silences >= _LOOKS_TO_ANSWER:
-                self._report([self._silent(keeper)])
-        elif not self._read:
-            self._read, self._read_at = self._read_all(), self._look
-        elif self._look >= self._read_at + _LOOKS_TO_ANSWER:
-            self._report(self._late())
+    def _explain(self) -> None:
+        """Warns of the workers that are late, as soon as their states are known."""
+        server = self._store.server
+        if self._unanswered:  # the states of the other workers are unknown
+            if server is not None and self._unanswered >= _LOOKS_TO_ANSWER:
+                self._warn([self._describe_silent(server)])
+        elif not self._first_reports:
+            self._first_reports, self._first_reading = self._read_all(), self._look
+        elif self._look >= self._first_reading + _LOOKS_TO_ANSWER:
+            self._warn(self._describe_late())
 
-    def _go_on(self) -> None:
-        if self._reported:
-            warn_user(f"Goes on, after {self._waited:.0f} seconds.")
+    def _note_progress(self) -> None:
+        if self._warned:
+            warn_user(f"Continues after {self._waited:.0f} seconds.")
         if self._waited:
-            self._tell()
-        self._waited, self._read = 0.0, []
-        self._settled = self._reported = False
+            self._post()
+        self._waited, self._first_reports = 0.0, []
+        self._explained = self._warned = False
 
-    def _tell(self) -> bool:
-        """Tells this worker's position; returns False if the service does not answer."""
+    def _post(self) -> bool:
+        """Reports this worker's position; returns False if the store does not answer."""
         try:
-            self._board.tell(self._own, Told(self._position, self._look))
+            self._store.post(self._own, Report(self._position, self._look))
         except TimeoutError:
             return False
         return True
 
-    def _read_all(self) -> list[Told | None]:
+    def _read_all(self) -> list[Report | None]:
         workers = range(len(self._names))
         seconds = max(_SHORTEST_LOOK, min(_ANSWER, _ANSWERS / len(workers)))
-        return [self._board.read(worker, seconds) for worker in workers]
+        return [self._store.read(worker, seconds) for worker in workers]
 
-    def _late(self) -> list[str]:
-        """Says of each worker that has not come to this collective what it does."""
+    def _describe_late(self) -> list[str]:
+        """Describes the state of each worker that has not reached this collective."""
         late = []
-        for worker, (then, now) in enumerate(zip(self._read, self._read_all(), strict=True)):
-            if now is not None and now.position.turns >= self._position.turns:
+        reports = zip(self._first_reports, self._read_all(), strict=True)
+        for worker, (then, now) in enumerate(reports):
+            if now is not None and now.position.events >= self._position.events:
                 continue
             if now is None or then is None or now == then:
-                late.append(self._silent(worker))
+                late.append(self._describe_silent(worker))
             else:
                 where = _where(now.position)
                 late.append(f"{self._names[worker]} has not arrived: it runs, {where}.")
         return late
 
-    def _silent(self, worker: int) -> str:
-        return f"{self._names[worker]} has not arrived: {self._board.silence(worker)}"
+    def _describe_silent(self, worker: int) -> str:
+        return f"{self._names[worker]} has not arrived: {self._store.describe_silence(worker)}"
 
-    def _report(self, late: Sequence[str]) -> None:
-        self._settled = True
+    def _warn(self, late: Sequence[str]) -> None:
+        self._explained = True
         if not late:
-            if self._told_of_network:  # as it is in each step then
+            if self._warned_of_network:  # the network is then slow in each step
                 return
-            self._told_of_network = True
+            self._warned_of_network = True
             late = ["All workers have arrived: the network is slow or cut."]
-        self._reported = True
+        self._warned = True
         waited = f"Waiting for {self._seconds:g} seconds, {_where(self._position)}."
         warn_user(" ".join([waited, *late]))
 
@@ -245,8 +247,11 @@ def _where(position: Position) -> str:
     return f"in step {position.steps}" if position.steps else "before the first step"
 
 
-def _state_at(address: str) -> str:
-    """Says what a worker that does not answer may be at: the system accepts for a paused one."""
+def _process_state(address: str) -> str:
+    """Describes the process of a worker that does not answer.
+
+    Linux accepts connections for a paused process, too.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()

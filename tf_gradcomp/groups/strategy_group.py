@@ -78,15 +78,15 @@ class StrategyGroup(Group):
             rank = context.replica_id_in_sync_group
             communicator = CollectiveCommunicator(launcher, self.size, rank)
             if local_replica == 0:
-                communicator.turn = self._turn()
+                communicator.on_event = self._counter_of_events()
         else:
             communicator = ReplicaContextCommunicator(context)
         return Member(communicator, local_replica)
 
-    def _turn(self) -> Callable[[Sequence[tf.Tensor]], None] | None:
-        """Returns what counts the collectives of this worker, under a strategy of ours."""
+    def _counter_of_events(self) -> Callable[[Sequence[tf.Tensor]], None] | None:
+        """Returns the counter of this worker's collectives; None if the strategy has none."""
         progress = getattr(self.strategy, "progress", None)
-        return progress.turn if progress else None
+        return progress.count_event if progress else None
 
     def local_replica(self) -> int:
         return tf_private.local_replica_id(tf.distribute.get_replica_context())

@@ -1,4 +1,4 @@
-"""Finds out what the hosts of a job are like, and how to start workers on each of them by ssh."""
+"""Surveys the hosts of a job, and prepares the commands that start workers there by ssh."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_gradcomp.launch.job import GUARD
-from tf_gradcomp.launch.remote_worker import LOADER, Marks, program_text
+from tf_gradcomp.launch.remote_worker import LOADER, MessageSplitter, program_text
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import make_tf_config
 
 _SSH = (
     "ssh",
     "-T",
-    "-oBatchMode=yes",  # it must not ask, because nobody could answer
+    "-oBatchMode=yes",  # a password prompt would block the job
     "-oConnectTimeout=20",
     "-oServerAliveInterval=15",
     "-oServerAliveCountMax=4",
@@ -34,7 +34,7 @@ _NO_COMMAND = (126, 127)  # exit codes of a shell
 
 
 class HostsError(RuntimeError):
-    """Workers cannot be started on some hosts; the message says why, for each of them."""
+    """Some hosts cannot run workers; the message has a reason for each of these hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +44,23 @@ class Host:
     name: str  # as ssh knows it
     workers: int
     address: str  # as the other hosts know it
-    is_here: bool  # whether it is this machine, which then needs no ssh
+    is_local: bool  # this machine needs no ssh
 
     @property
     def connect(self) -> list[str]:
         """Returns the command that runs `LOADER` with this Python's path on the host."""
         command = [sys.executable, "-c", LOADER]
-        if self.is_here:
+        if self.is_local:
             return command
         return [*_SSH, self.name, f"exec {shlex.join(command)}"]
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads `host1,user@host2:2`: names that ssh knows, and the number of workers on each.
+    """Parses `host1,user@host2:2`: names that ssh knows, with the number of workers on each.
 
     Raises:
-        ValueError: If it is not written so, or names this machine in a way that others cannot use.
+        ValueError: If the text has another form, or if other hosts cannot reach this machine by the
+            name in it.
     """
     workers: dict[str, int] = {}
     for part in text.split(","):
@@ -71,25 +72,25 @@ def parse_hosts(text: str) -> list[Host]:
         workers[match["name"]] = workers.get(match["name"], 0) + int(match["workers"] or 1)
     addresses = [_address_of(name) for name in workers]
     hosts = [
-        Host(name, number, address, _is_here(address))
+        Host(name, number, address, _is_local(address))
         for (name, number), address in zip(workers.items(), addresses, strict=True)
     ]
     unknown = [host.name for host in hosts if _is_loopback(host.address)]
     if unknown and len(unknown) < len(hosts):
         raise ValueError(
-            f"{unknown[0]} is another machine on each host; give this one the name by which the "
-            "other hosts reach it"
+            f"{unknown[0]} is another machine on each host; give this machine the name by which "
+            "the other hosts reach it"
         )
     return hosts
 
 
 def _address_of(name: str) -> str:
-    """Returns the name or number of a host after the user's configuration of ssh."""
+    """Returns the name or IP address of a host, according to the user's ssh configuration."""
     plain = name.rpartition("@")[2]
     command = ["ssh", "-G", name.strip("[]")]
     with contextlib.suppress(OSError):
-        told = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        found = re.search(r"^hostname (\S+)$", told.stdout, re.MULTILINE)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        found = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
         plain = found[1] if found else plain
     return f"[{plain}]" if ":" in plain and not plain.startswith("[") else plain
 
@@ -98,12 +99,12 @@ def _is_loopback(address: str) -> bool:
     return address in ("localhost", "[::1]") or address.startswith("127.")
 
 
-def _is_here(address: str) -> bool:
+def _is_local(address: str) -> bool:
     host = address.strip("[]")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as one:
-            one.bind(place)  # which the system allows for its own addresses only
+            one.bind(place)  # Linux binds only to the machine's own addresses
     except OSError:
         return False
     return True
@@ -111,20 +112,24 @@ def _is_here(address: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Workers, each with its host and an address that was free there."""
+    """The workers of a job, each with its host and an address that was free there."""
 
     hosts: Sequence[Host]  # one for each worker
     addresses: Sequence[str]
     folder: str
-    forward: Sequence[str]  # the names of variables that they shall get from here
+    forward: Sequence[str]  # environment variables that workers inherit from the launcher
 
     def env(self) -> list[dict[str, str]]:
-        """Returns each worker's own variables."""
+        """Returns each worker's environment variables."""
         workers = range(len(self.addresses))
         return [{TF_CONFIG: make_tf_config(self.addresses, worker)} for worker in workers]
 
     def prefixes(self, forward: Sequence[str]) -> list[list[str]]:
-        """Returns what each worker's command is run by; `forward` names more variables."""
+        """Returns the command that runs each worker's command on its host.
+
+        Args:
+            forward: More environment variables that workers inherit from the launcher.
+        """
         prefixes = []
         for host in self.hosts:
             place = {
@@ -147,53 +152,52 @@ def place_workers(
     forward: Sequence[str],
     env: Mapping[str, str] = os.environ,
 ) -> Placed:
-    """Looks whether all hosts can run the program, and gives each worker an address.
+    """Checks that all hosts can run the program, and gives each worker an address.
 
     Args:
         hosts: The hosts.
-        program: The path of the program, or the name of the module that it is.
-        module: Which of the two.
-        forward: The names of variables that workers get from here.
-        env: The variables here.
+        program: The path of the program, or the name of its module.
+        module: Whether `program` is the name of a module.
+        forward: Environment variables that workers inherit from the launcher.
+        env: The launcher's environment variables.
 
     Raises:
-        HostsError: If a host cannot be reached, or has no such program or environment.
+        HostsError: If a host cannot be reached, or lacks the program or the Python environment.
     """
     path = env.get("PYTHONPATH", "") if "PYTHONPATH" in forward else ""
     folder = os.getcwd()
-    told = {
+    request = {
         "do": "survey",
         "folder": folder,
         "program": None if module else program,
         "module": program if module else None,
         "python_path": path.split(os.pathsep) if path else [],
     }
-    found = _survey(hosts, told)
-    of_each = list(zip(hosts, found, strict=True))
-    problems = [f"{host.name}: {one['problem']}" for host, one in of_each if one["problem"]]
+    answers = list(zip(hosts, _survey(hosts, request), strict=True))
+    problems = [f"{host.name}: {one['problem']}" for host, one in answers if one["problem"]]
     if problems:
         raise HostsError("\n".join(problems))
-    places = [(host, port) for host, one in of_each for port in one["ports"]]
+    places = [(host, port) for host, one in answers for port in one["ports"]]
     addresses = [f"{host.address}:{port}" for host, port in places]
     return Placed([host for host, _ in places], addresses, folder, forward)
 
 
-def _survey(hosts: Sequence[Host], told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Asks all hosts at the same time; returns the problem of each, or its ports."""
+def _survey(hosts: Sequence[Host], request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Queries all hosts at the same time; returns each host's problem, or its free ports."""
     with contextlib.ExitStack() as stack:
         try:
-            asked = [stack.enter_context(_Asked(host, told)) for host in hosts]
+            queries = [stack.enter_context(_HostQuery(host, request)) for host in hosts]
         except FileNotFoundError as error:
             raise HostsError(f"other hosts, because there is no {error.filename} here") from error
         until = time.monotonic() + _LONGEST_SURVEY
-        return [one.answer(until) for one in asked]
+        return [one.answer(until) for one in queries]
 
 
-class _Asked:
-    """A host that is asked what it is like, within a context."""
+class _HostQuery:
+    """A query to a host; the end of its context ends the connection."""
 
-    def __init__(self, host: Host, told: dict[str, Any]) -> None:
-        self._question = program_text() + json.dumps({**told, "workers": host.workers}).encode()
+    def __init__(self, host: Host, request: dict[str, Any]) -> None:
+        self._query = program_text() + json.dumps({**request, "workers": host.workers}).encode()
         self._process = subprocess.Popen(
             host.connect,
             stdin=subprocess.PIPE,
@@ -202,7 +206,7 @@ class _Asked:
             start_new_session=True,
         )
 
-    def __enter__(self) -> _Asked:
+    def __enter__(self) -> _HostQuery:
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -210,17 +214,17 @@ class _Asked:
         self._process.communicate()
 
     def answer(self, until: float) -> dict[str, Any]:
-        """Returns the answer of the host; waits for it until some time of the clock."""
+        """Returns the host's answer; waits for it until the time `until`."""
         try:
             output, errors = self._process.communicate(
-                self._question + b"\n", max(0, until - time.monotonic())
+                self._query + b"\n", max(0, until - time.monotonic())
             )
         except subprocess.TimeoutExpired:
             return {"problem": f"no answer within {_LONGEST_SURVEY:g} seconds"}
-        _, answers = Marks().feed(output)
+        _, answers = MessageSplitter().feed(output)
         if answers:
             return answers[0]
         if self._process.returncode in _NO_COMMAND:
             return {"problem": f"there is no Python at {sys.executable}, as there is here"}
-        said = errors.decode(errors="replace").strip().splitlines()
-        return {"problem": said[-1] if said else f"exit code {self._process.returncode}"}
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return {"problem": lines[-1] if lines else f"exit code {self._process.returncode}"}

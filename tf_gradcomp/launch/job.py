@@ -21,7 +21,7 @@ from tf_gradcomp.tf_config import make_tf_config
 
 # How long one poll of the workers waits for output, and thus how late a worker's end may be
 # noticed.
-_TURN = 0.02
+_POLL = 0.02
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 16  # No pipe holds more than this many chunks of earlier output.
 _TAIL_LINES = 200
@@ -245,7 +245,7 @@ class LocalJob:
         Returns:
             Whether any worker is still running.
         """
-        self._read_output(_TURN)
+        self._read_output(_POLL)
         self._note_ends()
         self._obey_stops()
         self._obey_clock()
@@ -334,7 +334,7 @@ class LocalJob:
     def _read_last_output(self) -> None:
         until = time.monotonic() + _LAST_OUTPUT
         while self._open_pipes() and time.monotonic() < until:
-            self._read_output(_TURN)
+            self._read_output(_POLL)
         for key in self._open_pipes():
             self._end_of_output(key)
 

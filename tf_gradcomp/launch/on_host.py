@@ -1,9 +1,9 @@
-"""Runs on a host of a job: looks whether workers can start there, or runs one and watches it.
+"""Runs on a host of a job: checks whether workers can start there, or runs and watches a worker.
 
-The text of this file is sent to that host's Python by ssh, so it imports the standard library only.
-What it is to do comes as one line of JSON on stdin. After that, stdin carries the numbers of
-signals for the worker, and zeros as signs of life. The worker is killed when stdin ends or falls
-silent, so that none is left when the connection is lost.
+The launcher sends the text of this file to the host's Python by ssh, so this file imports only the
+standard library. The first line on stdin is the launcher's request, as JSON. After that, stdin
+carries the numbers of signals for the worker, and zeros as signs of life. This program kills the
+worker when stdin ends or falls silent, so that no worker survives a lost connection.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import tempfile
 import time
 from typing import IO, Any
 
-MARK = b"\x1e"  # around what is for the launcher and not for the user
+MARK = b"\x1e"  # before and after each message for the launcher
 SILENCE = 60.0  # seconds without a sign of life
-_TURN = 0.1  # seconds between two looks at the worker
+_POLL = 0.1  # seconds between two looks at the worker
 
 
 def main() -> None:
-    """Does what the first line on stdin says."""
+    """Carries out the request on the first line of stdin."""
     control = os.fdopen(0, "rb", 0)
-    told = json.loads(control.readline())
-    if told["do"] == "survey":
-        _tell(1, {"problem": _problem(told), "ports": _free_ports(told["workers"])})
+    request = json.loads(control.readline())
+    if request["do"] == "survey":
+        _send(1, {"problem": _problem(request), "ports": _free_ports(request["workers"])})
     else:
-        _run(told, control)
+        _run(request, control)
 
 
-def _tell(fd: int, what: dict[str, Any]) -> None:
-    os.write(fd, MARK + json.dumps(what).encode() + MARK)
+def _send(fd: int, message: dict[str, Any]) -> None:
+    os.write(fd, MARK + json.dumps(message).encode() + MARK)
 
 
-def _problem(told: dict[str, Any]) -> str:
-    """Says why the program cannot be run here; empty if it can."""
-    folder = told["folder"]
+def _problem(request: dict[str, Any]) -> str:
+    """Returns the reason why the program cannot run here; empty if it can."""
+    folder = request["folder"]
     if not os.path.isdir(folder):
         return f"there is no folder {folder}"
     os.chdir(folder)
-    sys.path[:0] = [folder, *told["python_path"]]
-    for module in filter(None, ("tf_gradcomp", told["module"])):
+    sys.path[:0] = [folder, *request["python_path"]]
+    for module in filter(None, ("tf_gradcomp", request["module"])):
         if not _is_module(module):
             return f"{sys.executable} has no module {module}"
-    program = told["program"]
+    program = request["program"]
     if program and not any(map(os.path.isfile, (program, os.path.join(program, "__main__.py")))):
         return f"there is no program {program} in {folder}"
     return ""
@@ -58,7 +58,7 @@ def _problem(told: dict[str, Any]) -> str:
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ImportError:  # of the package that it would be in
+    except ImportError:  # its package does not exist
         return False
 
 
@@ -72,41 +72,41 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
-def _run(told: dict[str, Any], control: IO[bytes]) -> None:
-    """Runs a worker, and tells of its saves and of its end on stderr."""
-    os.chdir(told["folder"])
+def _run(request: dict[str, Any], control: IO[bytes]) -> None:
+    """Runs a worker, and reports its saves and its end on stderr."""
+    os.chdir(request["folder"])
     with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
-        env = {**os.environ, **told["env"]}
-        if told["saves_as"]:
-            env[told["saves_as"]] = saves.name
-        guarded = [sys.executable, "-I", "-S", "-c", told["guard"], str(os.getpid())]
+        env = {**os.environ, **request["env"]}
+        if request["saves_as"]:
+            env[request["saves_as"]] = saves.name
+        guarded = [sys.executable, "-I", "-S", "-c", request["guard"], str(os.getpid())]
         process = subprocess.Popen(
-            [*guarded, *told["command"]],
+            [*guarded, *request["command"]],
             stdin=subprocess.DEVNULL,
             env=env,
             start_new_session=True,
         )
-        saved, heard = 0, time.monotonic()
-        # It stays unreaped, so that the group is nobody else's.
+        saved, last_sign = 0, time.monotonic()
+        # The ended worker stays unreaped, so that no other process group gets its id.
         while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if select.select([control], [], [], _TURN)[0]:
+            if select.select([control], [], [], _POLL)[0]:
                 line = control.readline()
-                heard = time.monotonic() if line else -SILENCE
+                last_sign = time.monotonic() if line else -SILENCE
                 if int(line or 0):
                     os.killpg(process.pid, int(line))
-            if time.monotonic() > heard + SILENCE:  # nobody hears of its end
+            if time.monotonic() > last_sign + SILENCE:  # the launcher cannot be reached
                 os.killpg(process.pid, signal.SIGKILL)
                 return
-            saved = _tell_saves(saves.name, saved)
+            saved = _send_saves(saves.name, saved)
         os.killpg(process.pid, signal.SIGKILL)
-        _tell_saves(saves.name, saved)
-        _tell(2, {"returncode": process.wait()})
+        _send_saves(saves.name, saved)
+        _send(2, {"returncode": process.wait()})
 
 
-def _tell_saves(path: str, told: int) -> int:
+def _send_saves(path: str, reported: int) -> int:
     saved = os.stat(path).st_size
-    if saved > told:
-        _tell(2, {"saves": saved - told})
+    if saved > reported:
+        _send(2, {"saves": saved - reported})
     return saved
 
 

@@ -1,4 +1,4 @@
-"""Stands here for a worker on another host: passes its output, signals and exit code on."""
+"""Represents a worker on another host: forwards its output, its signals and its exit code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tf_gradcomp.launch import on_host
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 
 _SIGN_OF_LIFE = on_host.SILENCE / 6  # seconds
-_LAST_OUTPUT = 5.0  # seconds until ssh has passed all output on
+_LAST_OUTPUT = 5.0  # seconds in which ssh forwards the rest of the output
 _CHUNK = 1 << 16
-_LOST = 255  # as of ssh
+_LOST = 255  # ssh's exit code for a lost connection
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-# Run by the host's Python: what it is to run comes by stdin, so that no shell has to quote it.
+# The host's Python runs this. The program comes by stdin, so that no shell has to quote it.
 LOADER = 'import os,json;exec(json.loads(os.fdopen(os.dup(0),"rb",0).readline()))'
 
 
@@ -35,19 +35,19 @@ def program_text() -> bytes:
     return json.dumps(text).encode() + b"\n"
 
 
-class Marks:
-    """Separates what is for the launcher from the output of a worker."""
+class MessageSplitter:
+    """Separates messages for the launcher from the output of a worker."""
 
     def __init__(self) -> None:
         self._open = b""
 
     def feed(self, chunk: bytes) -> tuple[bytes, list[dict[str, Any]]]:
-        """Takes a chunk of what comes from a host; returns the output in it, and what is told."""
+        """Takes a chunk of a host's stream; returns the output and the messages in it."""
         parts = (self._open + chunk).split(on_host.MARK)
         self._open = b""
         if len(parts) % 2 == 0:  # the last mark is still open
             self._open = on_host.MARK + parts.pop()
-        return b"".join(parts[::2]), [json.loads(told) for told in parts[1::2]]
+        return b"".join(parts[::2]), [json.loads(message) for message in parts[1::2]]
 
 
 class RemoteWorker:
@@ -56,12 +56,12 @@ class RemoteWorker:
     Args:
         host: The name of the host, for messages.
         connect: The command that runs `LOADER` there.
-        told: What the host is told to run.
+        request: The request for `on_host`.
         saves: The file that grows with each save; None if nobody counts saves.
     """
 
     def __init__(
-        self, host: str, connect: Sequence[str], told: dict[str, Any], saves: str | None
+        self, host: str, connect: Sequence[str], request: dict[str, Any], saves: str | None
     ) -> None:
         self._host = host
         self._saves = saves
@@ -71,13 +71,13 @@ class RemoteWorker:
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # signals go to the worker, and not to ssh
+            start_new_session=True,  # so that a Ctrl-C does not end ssh
             preexec_fn=_end_with_parent,
         )
-        self._send(program_text() + json.dumps(told).encode() + b"\n")
+        self._send(program_text() + json.dumps(request).encode() + b"\n")
 
     def pass_signal(self, signum: int, _frame: object = None) -> None:
-        """Has the worker and all that it has started get a signal; 0 is a sign of life."""
+        """Sends a signal to the worker and all its child processes; 0 is a sign of life."""
         self._send(b"%d\n" % signum)
 
     def _send(self, data: bytes) -> None:
@@ -86,37 +86,37 @@ class RemoteWorker:
             self._process.stdin.write(data)
 
     def run(self) -> int:
-        """Passes the worker's stderr on until it ends; returns its exit code, as of `Popen`."""
+        """Forwards the worker's stderr until the worker ends; returns the exit code as `Popen`."""
         assert self._process.stderr is not None
-        fd, marks, alive = self._process.stderr.fileno(), Marks(), time.monotonic()
+        fd, splitter, alive = self._process.stderr.fileno(), MessageSplitter(), time.monotonic()
         while self._returncode is None:
             ended = self._process.poll() is not None
             if select.select([fd], [], [], 0 if ended else _SIGN_OF_LIFE)[0]:
                 chunk = os.read(fd, _CHUNK)
                 if not chunk:
                     break
-                output, told = marks.feed(chunk)
+                output, messages = splitter.feed(chunk)
                 _write(output)
-                for one in told:
-                    self._hear(one)
+                for message in messages:
+                    self._handle(message)
             elif ended:
                 break
             if time.monotonic() > alive + _SIGN_OF_LIFE:
                 alive = time.monotonic()
                 self.pass_signal(0)
         if self._returncode is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it may keep its connection
+            with contextlib.suppress(subprocess.TimeoutExpired):  # ssh may stay connected
                 self._process.wait(_LAST_OUTPUT)
             return self._returncode
         code = self._process.wait()
         print(f"{self._host}: the connection was lost (exit code {code})", file=sys.stderr)
         return _LOST
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        self._returncode = told.get("returncode")
-        if self._saves and "saves" in told:
+    def _handle(self, message: dict[str, Any]) -> None:
+        self._returncode = message.get("returncode")
+        if self._saves and "saves" in message:
             with open(self._saves, "ab") as file:
-                file.write(b"." * told["saves"])
+                file.write(b"." * message["saves"])
 
 
 def _write(output: bytes) -> None:
@@ -129,7 +129,7 @@ def _end_with_parent() -> None:
 
 
 def _end_as(returncode: int) -> None:
-    """Ends this process as the worker has ended, by an exit code or by a signal."""
+    """Ends this process as the worker ended: with the same exit code, or by the same signal."""
     if returncode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler
@@ -139,7 +139,7 @@ def _end_as(returncode: int) -> None:
 
 
 def main() -> None:
-    """Runs a worker: the first argument says where and how, the others are its command."""
+    """Runs a worker; the first argument describes its host, the others are its command."""
     place, command = json.loads(sys.argv[1]), sys.argv[2:]
     names = {TF_CONFIG, "PYTHONUNBUFFERED", *place["forward"]}
     env = {
@@ -148,7 +148,7 @@ def main() -> None:
         if name in names or name.startswith(PREFIX)
     }
     saves = env.pop(SAVES, None)
-    told = {
+    request = {
         "do": "run",
         "folder": place["folder"],
         "env": env,
@@ -156,7 +156,7 @@ def main() -> None:
         "guard": place["guard"],
         "command": command,
     }
-    worker = RemoteWorker(place["host"], place["connect"], told, saves)
+    worker = RemoteWorker(place["host"], place["connect"], request, saves)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, worker.pass_signal)
     _end_as(worker.run())

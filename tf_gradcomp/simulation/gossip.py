@@ -18,10 +18,10 @@ from tf_gradcomp.simulation.rounds import LearnersRounds, Reduce, read
 
 
 class LearnersGossip(LearnersRounds):
-    """Does for learners in one process what `GossipRounds` does for a worker.
+    """Takes learners in one process through gossip, as `GossipRounds` does for a worker.
 
-    Between two steps, the model has the weights of the first learner. After an early end, all have
-    their mean. The arguments are those of `LearnersRounds`.
+    Between two steps, the model has the weights of the first learner. After an early end, all
+    learners have the mean of their weights. Takes the arguments of `LearnersRounds`.
     """
 
     def __init__(self, model: keras.Model, settings: Gossip, exchange: GradientExchange) -> None:
@@ -32,10 +32,10 @@ class LearnersGossip(LearnersRounds):
         learners = range(self._size)
         self._messages = [Messages(settings, shapes, self._size, rank) for rank in learners]
         self._starts: list[list[tf.Tensor]] = []
-        self._time = 0
-        # Of each learner, the factors of rows, and those of columns.
-        self._kept = {
-            rows: [tf.zeros([one.edges, one.kept[not rows]]) for one in self._messages]
+        self._round_number = 0
+        # The factors of rows, and the factors of columns, of each learner.
+        self._factors = {
+            rows: [tf.zeros([one.edges, one.factor_sizes[not rows]]) for one in self._messages]
             for rows in (True, False)
         }
         self._mix = tf.function(self._mixed, autograph=False)
@@ -47,19 +47,21 @@ class LearnersGossip(LearnersRounds):
             self._starts = [list(self._start)] * self._size
 
     def _end(self, number: int, reduce: Reduce) -> StepResult:
-        own = [self._own_or_start(learner) for learner in range(self._size)]
-        self._time += 1
-        rows = self._messages[0].whole or self._time % 2 == 1
-        moves, factors, sent = self._mix(own, self._kept[not rows], tf.constant(self._time), rows)
-        if self._messages[0].kept[0]:
-            self._kept[rows] = factors
+        own = [self._finite_weights(learner) for learner in range(self._size)]
+        self._round_number += 1
+        rows = self._messages[0].uncompressed or self._round_number % 2 == 1
+        moves, factors, sent = self._mix(
+            own, self._factors[not rows], tf.constant(self._round_number), rows
+        )
+        if self._messages[0].factor_sizes[0]:
+            self._factors[rows] = factors
         for learner, (weights, of_one) in enumerate(zip(own, moves, strict=True)):
             near = [a + tf.cast(b, a.dtype) for a, b in zip(weights, of_one, strict=True)]
             self._move(learner, near)
         return self._counted(sent)
 
-    def _own_or_start(self, learner: int) -> list[tf.Tensor]:
-        """Returns a learner's weights; those at the start of its round if some are not finite."""
+    def _finite_weights(self, learner: int) -> list[tf.Tensor]:
+        """Returns a learner's weights; its weights at the start of the round if not finite."""
         count = len(self._weights)
         weights, slots = self._each[learner][:count], self._each[learner][count:]
         if all_finite(weights):
@@ -68,24 +70,26 @@ class LearnersGossip(LearnersRounds):
         return self._starts[learner]
 
     def _mixed(
-        self, own: list[list[tf.Tensor]], kept: list[tf.Tensor], time: tf.Tensor, rows: bool
+        self, own: list[list[tf.Tensor]], kept: list[tf.Tensor], round_number: tf.Tensor, rows: bool
     ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], list[Sent]]:
         """Returns the moves of each learner's weights, its factors, and the bytes that it sends."""
-        partners = [one.partners(time) for one in self._messages]
-        spoken = [
-            one.speak(weights, factors, time, rows=rows)
+        partners = [one.partners(round_number) for one in self._messages]
+        outgoing = [
+            one.outgoing(weights, factors, round_number, rows=rows)
             for one, weights, factors in zip(self._messages, own, kept, strict=True)
         ]
 
-        def heard(learner: int, edge: int) -> tf.Tensor:
+        def received(learner: int, edge: int) -> tf.Tensor:
             matching, partner = self._messages[learner].matchings[edge], partners[learner][edge]
             rank = tf.get_static_value(partner)
-            if rank is None:  # all may be the partner
-                return tf.stack([one.messages[edge] for one in spoken])[partner]
-            return spoken[rank].messages[self._messages[rank].matchings.index(matching)]
+            if rank is None:  # the partner is drawn in the graph
+                return tf.stack([one.messages[edge] for one in outgoing])[partner]
+            return outgoing[rank].messages[self._messages[rank].matchings.index(matching)]
 
         results = [
-            one.hear(spoken[learner], [heard(learner, e) for e in range(one.edges)], rows=rows)
+            one.corrections(
+                outgoing[learner], [received(learner, e) for e in range(one.edges)], rows=rows
+            )
             for learner, one in enumerate(self._messages)
         ]
         sent = [
@@ -95,7 +99,7 @@ class LearnersGossip(LearnersRounds):
         return [moves for moves, _ in results], [factors for _, factors in results], sent
 
     def _move(self, learner: int, near: list[tf.Tensor]) -> None:
-        """Gives a learner the weights that gossip leads to, or those of the outer optimizer."""
+        """Gives a learner its corrected weights, or has the outer optimizer compute its weights."""
         outer, count = self._settings.outer, len(self._weights)
         if outer is None:
             self._each[learner] = [*near, *self._each[learner][count:]]
@@ -108,17 +112,17 @@ class LearnersGossip(LearnersRounds):
         self._starts[learner] = self._each[learner][:count]
 
     def _counted(self, sent: list[Sent]) -> StepResult:
-        """Gives the model what the first learner has, and returns the result of an exchange."""
+        """Gives the model the first learner's state, and returns the result of an exchange."""
         assign(self._swapped, self._each[0])
         self._exchange.step.assign_add(1)
         return StepResult([None] * len(self._weights), tf.constant(True), sent)
 
     def end_all(self, reduce: Reduce) -> list[StepResult]:
-        """Gives all learners the mean of their weights, if these differ."""
+        """Gives all learners the mean of their weights, unless their weights are equal."""
         self._position = 0
         if not self._begun:
             return []
-        own = [self._own_or_start(learner) for learner in range(self._size)]
+        own = [self._finite_weights(learner) for learner in range(self._size)]
         means = [tf.add_n(of_all) / self._size for of_all in zip(*own, strict=True)]
         count = len(self._weights)
         self._each = [[*means, *of_one[count:]] for of_one in self._each]

@@ -20,7 +20,7 @@ from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.gossip import method_beside
+from tf_gradcomp.keras.common.gossip import method_for_gradients
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
@@ -103,7 +103,7 @@ class Learners:
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
         settings = checked_local_steps(local_steps)
-        method = method_beside(settings, checked_method(compressors.get(compressor)))
+        method = method_for_gradients(settings, checked_method(compressors.get(compressor)))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)
@@ -150,7 +150,7 @@ class Learners:
                 "Learners: the model was compiled again, but these learners belong to its earlier "
                 "optimizer; create new learners."
             )
-        if self._rounds and not self._rounds.warms_up:
+        if self._rounds and not self._rounds.in_warmup:
             of_each = shares(x, y, self._size)
             return self._step_locally(self._rounds, of_each, similarity=similarity)
         losses, all_gradients = [], []

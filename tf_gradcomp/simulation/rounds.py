@@ -18,9 +18,9 @@ from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.fragments import due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
-    beside_residuals,
     decay,
     finite_or_zero,
+    gradients_for_residuals,
     has_gradients_left,
     local_share,
 )
@@ -69,7 +69,7 @@ class LearnersRounds:
         self._finite = True
 
     @property
-    def warms_up(self) -> bool:
+    def in_warmup(self) -> bool:
         """Returns whether the next step is synchronous."""
         return self._exchange.exchanges < self._settings.warmup_steps
 
@@ -123,9 +123,9 @@ class LearnersRounds:
     def _with_residuals(
         self, learner: int, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
     ) -> list[Any]:
-        """Adds the residuals that synchronous steps have left to a learner's gradients."""
+        """Adds the residuals of earlier synchronous steps to a learner's gradients."""
         member = Member(self._exchange.group.communicators()[learner], learner)
-        every = beside_residuals(grads, variables, self._variables, finite)
+        every = gradients_for_residuals(grads, variables, self._variables, finite)
         return self._exchange.take_residuals(every, self._variables, self._size, member=member)
 
     def advance(self, reduce: Reduce, *, end_all: bool) -> tuple[bool, StepResult | None]:
@@ -150,7 +150,7 @@ class LearnersRounds:
         ended = [self._end(number, reduce) for number in due]
         if end_all:
             ended += self.end_all(reduce)
-        return self._finite, _together(ended) if ended else None
+        return self._finite, _merged(ended) if ended else None
 
     def end_all(self, reduce: Reduce) -> list[StepResult]:
         """Ends all rounds that have begun; `reduce` is as for `advance`."""
@@ -197,8 +197,8 @@ class LearnersRounds:
         outer.iterations.assign(max(self._updates))
 
 
-def _together(results: Sequence[StepResult]) -> StepResult:
-    """Returns the result of several exchanges of different variables."""
+def _merged(results: Sequence[StepResult]) -> StepResult:
+    """Merges the results of several exchanges of different variables."""
     gradients = [
         next((own for own in of_one if own is not None), None)
         for of_one in zip(*(result.gradients for result in results), strict=True)

@@ -22,7 +22,7 @@ from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.progress import Progress
-from tf_gradcomp.groups.stalls import ServiceBoard, Watchdog
+from tf_gradcomp.groups.stalls import CoordinationStore, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy, checked_policy
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
@@ -132,11 +132,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if seconds == 0 or self.group.processes == 1 or task is None or task.rank is None:
             return None
         progress = Progress()
-        tf_private.on_collectives(self, progress.turn)
+        tf_private.on_collectives(self, progress.count_event)
         addresses = task.worker_addresses
         names = [f"Worker {rank} ({address})" for rank, address in enumerate(addresses)]
-        board = ServiceBoard(addresses, heartbeat_timeout)
-        Watchdog(progress, task.rank, names, seconds, board).start()
+        store = CoordinationStore(addresses, heartbeat_timeout)
+        Watchdog(progress, task.rank, names, seconds, store).start()
         return progress
 
     @staticmethod
@@ -231,7 +231,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = True
         self.rare_exchanges = []
         if self.progress:
-            self.progress.step((args, kwargs))
+            self.progress.count_step((args, kwargs))
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
         return super().run(fn, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Workers that gossip, in training loops on given gradients and in `fit`: FOLDER."""
+"""Trains workers by gossip, in training loops on given gradients and in `fit`: FOLDER."""
 
 import os
 
@@ -25,22 +25,22 @@ def on_a_ring():
     seen = [job.on([step]).seen()["values"] for step in gradients(5)]
     traffic = job.optimizer.exchange.traffic()
     job.optimizer.synchronize()
-    together = job.seen()
+    equal = job.seen()
     job.on(gradients(1, seed=9))
-    apart = job.seen()["values"]
+    unequal = job.seen()["values"]
     job.optimizer.synchronize()
     return {
         "seen": seen,
         "payload bytes": traffic.payload_bytes,
         "exchanges": traffic.exchanges,
-        "together": together,
-        "apart": apart,
+        "equal": equal,
+        "unequal": unequal,
         "end": job.seen(),
     }
 
 
 def noloco():
-    """Rounds of two steps on random pairs, with momentum; worker 1 has a NaN in the second one."""
+    """Takes rounds of two steps on random pairs, with momentum; worker 1 has a NaN in round 2."""
     outer = lambda: keras.optimizers.SGD(0.5, momentum=0.5)  # noqa: E731
     job = trained(lambda: gc.Gossip("random_pairs", rank=None, steps=2, outer=outer()))
     steps = gradients(6)
@@ -49,7 +49,7 @@ def noloco():
 
 
 def overflows():
-    """The weights of worker 1, and its momentum, overflow in the second of two rounds."""
+    """Has the weights and the momentum of worker 1 overflow in the second of two rounds."""
     steps = gradients(2)
     steps[1][1][1][0] = 1e38
     inner = lambda: keras.optimizers.SGD(4.0, momentum=0.5)  # noqa: E731
@@ -62,7 +62,7 @@ def accumulates():
 
 
 def scaled():
-    """A loss scaler around: worker 1 overflows once, and its own scale is halved."""
+    """Trains inside a loss scaler: worker 1 overflows once, and halves its own scale."""
     steps = gradients(2)
     steps[1][1][0][0, 0] = np.inf
     around = lambda inner: keras.optimizers.LossScaleOptimizer(inner, 8.0)  # noqa: E731
@@ -71,7 +71,7 @@ def scaled():
 
 
 def warms_up():
-    """Two steps by a method with residuals, and then one of gossip."""
+    """Takes two steps by a method with residuals, and then one step of gossip."""
     settings = gc.Gossip("random_pairs", rank=None, warmup_steps=2)
     job = Trained("top_k(density=0.1)", lambda: settings)
     warm = job.on(gradients(3)[:2]).seen()
@@ -79,10 +79,10 @@ def warms_up():
 
 
 def saves():
-    """All workers save while their weights differ, and go on as a job that was restored."""
+    """Saves on all workers while their weights differ; the job continues like a restored job."""
     make = lambda: gc.Gossip("random_pairs", rank=None)  # noqa: E731
     job = trained(make()).on(gradients(3))
-    apart = job.seen()["values"]
+    unequal = job.seen()["values"]
     path = job.checkpoint().write(f"{FOLDER}/worker_{RANK}/gossip")
     other = trained(make()).on(gradients(2, seed=9))
     other.checkpoint().read(path)
@@ -97,7 +97,7 @@ def saves():
         refused = str(error)
     jobs = {"saved": job, "restored": other, "synchronous": synchronous}
     seen = {name: one.seen()["values"] for name, one in jobs.items()}
-    return {"apart": apart, "refused": refused, **seen}
+    return {"unequal": unequal, "refused": refused, **seen}
 
 
 def disagree():

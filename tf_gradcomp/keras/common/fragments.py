@@ -47,7 +47,7 @@ class Fragment:
     Args:
         group: The replicas; they create the state.
         variables: The variables.
-        residuals: What the exchange keeps for them; empty if the method keeps nothing.
+        residuals: The residuals of the variables; empty if the method has no residual.
 
     Attributes:
         variables: The variables.

@@ -1,4 +1,4 @@
-"""Settings of gossip: workers average their weights with those of their neighbours only."""
+"""Settings of gossip: workers average weights only with their neighbours."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ _DEFAULT_METHOD = "adacomp"  # of CompressedOptimizer
 class Gossip(LocalSteps):
     """Settings of gossip, for `CompressedOptimizer(local_steps=...)`.
 
-    Each worker has weights of its own. After every `steps` steps, it moves towards its neighbours
-    in a graph, and no exchange is among all workers. Neighbours do not send their weights. They
-    multiply them by a vector that both know, and so learn the most important part of their
-    difference. Evaluation, saving and the end of an epoch use the mean of all workers' weights.
-    docs/gossip.md tells when this pays, and where it loses.
+    Each worker has its own weights. After every `steps` steps, its weights move towards the weights
+    of its neighbours in a graph; no exchange involves all workers. Neighbours send each other
+    products of their weights with a vector that both know. These products show the most important
+    part of the difference between their weights. Evaluation, saving and the end of an epoch use the
+    mean of all workers' weights. docs/gossip.md explains when gossip pays.
 
     Args:
-        graph: `"ring"`; `"torus"`, for a number of workers that is a product; `"fully_connected"`;
-            or `"random_pairs"`: in each round another partner for each worker. If their number is
-            odd, one of them rests.
-        rank: Neighbours move towards each other by a matrix of this rank. None sends weights whole,
-            as are all vectors, and matrices that have no more rows or columns than `rank`.
+        graph: `"ring"`; `"torus"`, if the number of workers is not a prime; `"fully_connected"`; or
+            `"random_pairs"`, in which each worker has a new partner in each round, and one worker
+            rests if the number of workers is odd.
+        rank: The rank of the matrices by which neighbours move towards each other. None sends all
+            weights uncompressed. Vectors, and matrices with at most `rank` rows or columns, are
+            always sent uncompressed.
         steps: The number of steps between two exchanges, or a schedule: see `gc.LocalSteps`.
-        outer: A Keras optimizer, its config or its name. It is given how far steps and neighbours
-            have moved a worker, in place of a gradient, and moves the worker instead. NoLoCo is
+        outer: A Keras optimizer that updates a worker's weights at the end of a round, its config
+            or its name. Its gradient is the change of the weights by the local steps and the
+            neighbours. NoLoCo is
             `Gossip("random_pairs", rank=None, steps=50, outer=SGD(0.7, momentum=0.5))`.
-        warmup_steps: The first so many steps of training are synchronous: the compressor exchanges
-            gradients in each of them. It has no other use.
-        diffusion: How far neighbours move: 1 gives a worker and its neighbours equal weight in its
-            mean. The fastest number is somewhat above 1.
+        warmup_steps: The number of synchronous first steps. The compressor exchanges gradients in
+            these steps only.
+        diffusion: How far neighbours move. With 1, a worker and its neighbours have equal shares
+            in the worker's mean. Slightly larger numbers make weights agree fastest.
 
     Raises:
-        TypeError: If `outer` is no optimizer.
-        ValueError: If there is no such graph, a number is out of its range, or `outer` cannot be an
+        TypeError: If `outer` is not an optimizer.
+        ValueError: If the graph is unknown, a number is out of its range, or `outer` cannot be an
             outer optimizer.
 
     Reference:
@@ -62,7 +64,7 @@ class Gossip(LocalSteps):
     ) -> None:
         if graph not in GRAPHS:
             raise ValueError(
-                f"Gossip: expected a graph of {', '.join(GRAPHS)}; received {graph!r}."
+                f"Gossip: expected as graph one of {', '.join(GRAPHS)}; received {graph!r}."
             )
         if rank is not None and not is_whole_number(rank, 1, 2**31):
             raise ValueError(
@@ -95,42 +97,43 @@ class Gossip(LocalSteps):
         """Returns the share of a neighbour in a worker's mean.
 
         Raises:
-            ValueError: If there is no such graph of so many workers, or if nothing is left for the
-                worker's own weights, so that workers would move apart.
+            ValueError: If the graph does not exist for `size` workers, or if the neighbours' shares
+                leave nothing for the worker's own weights, so that training would diverge.
         """
         neighbours = degree(self.graph, size)
         share = self.diffusion / (neighbours + 1)
         if share * neighbours >= 1:
             raise ValueError(
-                f"Gossip: diffusion={self.diffusion} leaves a worker with {neighbours} neighbours "
-                f"nothing of its own weights; expected less than {(neighbours + 1) / neighbours}."
+                f"Gossip: with diffusion={self.diffusion} and {neighbours} neighbours, a worker "
+                "has no share in its own mean; expected a diffusion below "
+                f"{(neighbours + 1) / neighbours}."
             )
         return share
 
 
 def settings_of(given: Any) -> LocalSteps | None:
-    """Returns the settings of local steps, or of gossip, that `local_steps` stands for.
+    """Returns the settings of local steps, or of gossip, from the argument `local_steps`.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the argument is invalid.
     """
     if isinstance(given, Mapping) and "graph" in given:
         return Gossip(**given)
     return LocalSteps.of(given)
 
 
-def method_beside(settings: LocalSteps | None, method: Any) -> Any:
-    """Returns the method that exchanges gradients: with gossip, it does so in a warm-up only.
+def method_for_gradients(settings: LocalSteps | None, method: Any) -> Any:
+    """Returns the method that exchanges gradients; with gossip, only a warm-up does so.
 
     Raises:
-        ValueError: If the method would have no use.
+        ValueError: If the method would never be used.
     """
     if not isinstance(settings, Gossip) or settings.warmup_steps:
         return method
     if compressors.text_of(method) not in (_DEFAULT_METHOD, BASELINE):
         raise ValueError(
-            f"CompressedOptimizer: gossip sends differences of weights in its own way, and "
-            f"{compressors.text_of(method)!r} would exchange nothing. Leave the compressor out, or "
-            "give gc.Gossip(..., warmup_steps=...), in which it exchanges gradients."
+            f"CompressedOptimizer: gossip has its own compression of weights, and "
+            f"{compressors.text_of(method)!r} would exchange nothing. Leave out the compressor, or "
+            "pass gc.Gossip(..., warmup_steps=...): it exchanges gradients during the warm-up."
         )
     return compressors.get(BASELINE)

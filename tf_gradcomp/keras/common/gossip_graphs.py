@@ -1,4 +1,4 @@
-"""Graphs of gossip: who is whose neighbour."""
+"""Graphs of gossip, which define the neighbours of each worker."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ RANDOM_PAIRS = "random_pairs"
 
 
 def matchings_of(graph: str, size: int) -> np.ndarray:
-    """Returns a graph as matchings, in each of which a worker has at most one partner.
+    """Returns a graph as matchings; in each matching, a worker has at most one partner.
 
     Args:
         graph: One of `GRAPHS`.
         size: The number of workers, at least 2.
 
     Returns:
-        int32 [matchings, size], the partner of each worker; a worker without one is its own.
+        int32 [matchings, size], the partner of each worker; the worker itself if it has none.
 
     Raises:
-        ValueError: If there is no such graph of so many workers.
+        ValueError: If the graph does not exist for `size` workers.
     """
     return _MATCHINGS[graph](size)
 
@@ -42,8 +42,8 @@ def _torus(size: int) -> np.ndarray:
     rows = max(i for i in range(1, math.isqrt(size) + 1) if size % i == 0)
     if rows == 1:
         raise ValueError(
-            f"Gossip: {size} workers are no torus, whose number of workers is a product of two "
-            'numbers above 1; use graph="ring", or another number of workers.'
+            f"Gossip: {size} workers cannot form a torus, which needs a product of two numbers "
+            'above 1; use graph="ring", or another number of workers.'
         )
     places = np.arange(size).reshape(rows, -1)
     edges = [
@@ -55,7 +55,7 @@ def _torus(size: int) -> np.ndarray:
 
 
 def _matched(edges: Iterable[tuple[Any, Any]], size: int) -> np.ndarray:
-    """Returns matchings of edges, of which some may be given twice."""
+    """Distributes edges over matchings; duplicate edges count once."""
     matchings: list[np.ndarray] = []
     for one, other in sorted({(int(min(edge)), int(max(edge))) for edge in edges}):
         pair = [one, other]
@@ -69,13 +69,13 @@ def _matched(edges: Iterable[tuple[Any, Any]], size: int) -> np.ndarray:
 
 
 def _round_robin(size: int) -> np.ndarray:
-    """Returns the rounds of a tournament: each two workers are partners in one of them."""
+    """Returns the rounds of a round-robin tournament: each pair of workers meets in one round."""
     odd = size - 1 + size % 2
     workers = np.arange(odd)
     matchings = np.tile(np.arange(size, dtype=np.int32), (odd, 1))
     for number, matching in enumerate(matchings):
         matching[:odd] = (number - workers) % odd
-        if odd < size:  # the last worker plays against the one that would rest
+        if odd < size:  # the last worker is the partner of the worker that would rest
             resting = int(np.flatnonzero(matching[:odd] == workers)[0])
             matching[resting], matching[odd] = odd, resting
     return matchings

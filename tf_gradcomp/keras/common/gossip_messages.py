@@ -1,9 +1,10 @@
-"""The arithmetic of gossip: what neighbours send each other, and how far they move then.
+"""The arithmetic of gossip: the messages between neighbours, and the corrections of their weights.
 
-Two neighbours know the same basis of some columns, multiply their matrices by it, and send each
-other the products. The difference of the products is the product of their difference D. They move
-towards each other by its projection, D Q Q^T, or Q Q^T D where Q is a basis of columns. The product
-is the next basis, of the other side: a power iteration on a difference that changes slowly.
+Two neighbours multiply their matrices by the same orthonormal basis Q, and send each other the
+products. The difference of the products is the product with D, the difference of the matrices. Each
+neighbour is corrected by a share of the projection of D: D Q Q^T if Q is a basis for rows, and
+Q Q^T D if Q is a basis for columns. The next round uses the product as its basis, for the other
+side of the matrix. The rounds thus are a power iteration on a difference that changes slowly.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _ZERO = 1e-30  # the largest entry of a column that has no direction
 
 
 class _Matrix(NamedTuple):
-    place: int  # of the weight
+    place: int  # the index of the weight
     rows: int
     columns: int
 
 
-class Spoken(NamedTuple):
-    """Messages of a worker, and what it needs to understand the answers.
+class Outgoing(NamedTuple):
+    """The messages of a worker in a round, and the bases that decode its partners' messages.
 
     Attributes:
         messages: A float32 vector for each partner.
-        bases: The bases of the matrices, for each partner.
-        signs: 1 or -1 for each partner, the other one of these at the partner's side.
+        bases: For each partner, the bases of the matrices.
+        signs: For each partner 1 or -1; the partner has the opposite sign for this worker.
     """
 
     messages: list[tf.Tensor]
@@ -44,21 +45,21 @@ class Spoken(NamedTuple):
 
 
 class Messages:
-    """The messages of one worker, which keeps nothing here.
+    """Encodes and decodes the messages of one worker, without state.
 
     Args:
         settings: The settings.
         shapes: The shapes of the weights.
         size: The number of workers.
-        rank: This worker's number among them.
+        rank: This worker's number among the workers.
 
     Attributes:
-        whole: Whether all weights are sent whole.
+        uncompressed: Whether all weights are sent uncompressed.
         edges: The number of partners in a round.
-        matchings: The matching of each edge. Both partners have it in theirs. Random pairs are
-            those of one matching, which is another one in each round.
-        kept: How many numbers a worker keeps for each side of an edge: the factors of rows, and
-            those of columns. No factors are kept where partners change.
+        matchings: For each edge, the index of its matching in the graph. Both partners of an edge
+            have the same index. Random pairs have a single matching, drawn in each round.
+        factor_sizes: The number of float32 elements that a worker stores for each edge: in the
+            factors of rows, and in the factors of columns. Random pairs store no factors.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class Messages:
             if len(shape) > 1
         ]
         self._matrices = [one for one in matrices if 0 < columns < min(one.rows, one.columns)]
-        low = {one.place for one in self._matrices}
-        self._wholes = [place for place in range(len(self._shapes)) if place not in low]
-        self.whole = not self._matrices
+        compressed = {one.place for one in self._matrices}
+        self._uncompressed = [
+            place for place in range(len(self._shapes)) if place not in compressed
+        ]
+        self.uncompressed = not self._matrices
         matchings = matchings_of(settings.graph, size)
         self._random = settings.graph == RANDOM_PAIRS
         own = matchings[:, rank]
@@ -84,71 +87,80 @@ class Messages:
         self._partners = own if self._random else own[active]
         self.matchings = [0] if self._random else active.tolist()
         self.edges = len(self.matchings)
-        self.kept = tuple(0 if self._random else self._length(rows=side) for side in (True, False))
+        self.factor_sizes = tuple(
+            0 if self._random else self._length(rows=side) for side in (True, False)
+        )
 
-    def partners(self, time: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the partner in each of the edges; the worker itself where it rests.
+    def partners(self, round_number: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the partner on each edge; the worker itself if it rests in this round.
 
         Args:
-            time: int32 scalar, the number of the round, equal on all workers.
+            round_number: int32 scalar, equal on all workers.
         """
         if not self._random:
             return [tf.constant(partner) for partner in self._partners]
         drawn = tf.random.stateless_uniform(
-            [], [_SEED, time], 0, len(self._partners), tf.int32, alg="philox"
+            [], [_SEED, round_number], 0, len(self._partners), tf.int32, alg="philox"
         )
         return [tf.gather(tf.constant(self._partners), drawn)]
 
-    def speak(
-        self, weights: Sequence[tf.Tensor], kept: tf.Tensor, time: tf.Tensor, *, rows: bool
-    ) -> Spoken:
-        """Returns what the worker sends.
+    def outgoing(
+        self,
+        weights: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        round_number: tf.Tensor,
+        *,
+        rows: bool,
+    ) -> Outgoing:
+        """Returns the worker's messages in a round.
 
         Args:
-            weights: Its weights.
-            kept: float32 [edges, numbers], the factors that were received in the round before.
-            time: As for `partners`.
-            rows: Whether factors of the matrices' rows are sent, or those of columns.
+            weights: The worker's weights.
+            factors: float32 [edges, elements], the factors of the round before.
+            round_number: As for `partners`.
+            rows: Whether this round exchanges factors of rows; otherwise factors of columns.
         """
-        partners = self.partners(time)
+        partners = self.partners(round_number)
         bases = [
-            self._bases(kept[edge], partner, time, rows=not rows)
+            self._bases(factors[edge], partner, round_number, rows=not rows)
             for edge, partner in enumerate(partners)
         ]
         products = [
             tf.split(self._product(one, weights[one.place], of_one, rows=rows), self.edges, 1)
             for one, *of_one in zip(self._matrices, *bases, strict=True)
         ]
-        wholes = [tf.reshape(tf.cast(weights[place], tf.float32), [-1]) for place in self._wholes]
+        uncompressed = [
+            tf.reshape(tf.cast(weights[place], tf.float32), [-1]) for place in self._uncompressed
+        ]
         messages = [
-            tf.concat([*(tf.reshape(of_one[edge], [-1]) for of_one in products), *wholes], 0)
+            tf.concat([*(tf.reshape(of_one[edge], [-1]) for of_one in products), *uncompressed], 0)
             for edge in range(self.edges)
         ]
         signs = [tf.where(partner < self._rank, 1.0, -1.0) for partner in partners]
-        return Spoken(messages, bases, signs)
+        return Outgoing(messages, bases, signs)
 
-    def hear(
-        self, spoken: Spoken, heard: Sequence[tf.Tensor], *, rows: bool
+    def corrections(
+        self, outgoing: Outgoing, received: Sequence[tf.Tensor], *, rows: bool
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what to add to each weight, in float32, and the factors to keep.
+        """Returns the correction of each weight, in float32, and the factors for the next round.
 
         Args:
-            spoken: What the worker has sent.
-            heard: The messages of its partners. Nothing is done with a partner where one of both
-                has sent what is not finite. Both see this in the difference.
-            rows: As for `speak`.
+            outgoing: The worker's own messages.
+            received: The messages of its partners. A partner changes nothing if its message or the
+                worker's message to it is not finite: both see this in the difference.
+            rows: As for `outgoing`.
         """
-        differences = [_finite(a - b) for a, b in zip(spoken.messages, heard, strict=True)]
+        differences = [_finite(a - b) for a, b in zip(outgoing.messages, received, strict=True)]
         length = self._length(rows=rows)
         moves: dict[int, tf.Tensor] = {}
         factors = [self._factors(one[:length], rows=rows) for one in differences]
         for number, one in enumerate(self._matrices):
             product = tf.concat([of_edge[number] for of_edge in factors], 1)
-            basis = tf.concat([of_edge[number] for of_edge in spoken.bases], 1)
+            basis = tf.concat([of_edge[number] for of_edge in outgoing.bases], 1)
             pair = (product, basis) if rows else (basis, product)
             moves[one.place] = tf.matmul(*pair, transpose_b=True)
         begin = length
-        for place in self._wholes:
+        for place in self._uncompressed:
             end = begin + math.prod(self._shapes[place])
             moves[place] = tf.add_n([one[begin:end] for one in differences])
             begin = end
@@ -156,11 +168,11 @@ class Messages:
             tf.reshape(-self._share * moves[place], shape)
             for place, shape in enumerate(self._shapes)
         ]
-        signed = zip(differences, spoken.signs, strict=True)
+        signed = zip(differences, outgoing.signs, strict=True)
         return corrections, tf.stack([sign * one[:length] for one, sign in signed])
 
     def sent(self, partners: Sequence[tf.Tensor], *, rows: bool) -> tuple[Sent, tf.Tensor]:
-        """Returns the bytes that the worker sends in a round, and those of each weight; int64."""
+        """Returns the bytes that the worker sends in a round, in total and for each weight."""
         numbers = [math.prod(shape) for shape in self._shapes]
         for one in self._matrices:
             numbers[one.place] = self._columns * (one.rows if rows else one.columns)
@@ -173,42 +185,41 @@ class Messages:
         return self._columns * sum(one.rows if rows else one.columns for one in self._matrices)
 
     def _factors(self, numbers: tf.Tensor, *, rows: bool) -> list[tf.Tensor]:
-        """Returns the factors of one side of the matrices, of which a vector has the numbers."""
+        """Splits a vector into the factors of rows, or of columns, of all matrices."""
         lengths = [one.rows if rows else one.columns for one in self._matrices]
         parts = tf.split(numbers, [self._columns * length for length in lengths]) if lengths else []
         return [tf.reshape(part, [-1, self._columns]) for part in parts]
 
     def _bases(
-        self, kept: tf.Tensor, partner: tf.Tensor, time: tf.Tensor, *, rows: bool
+        self, factors: tf.Tensor, partner: tf.Tensor, round_number: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
-        """Returns orthonormal bases that both partners know.
+        """Returns the orthonormal bases, which are equal on both partners.
 
-        A column that is zero gets a random direction: a difference may be new.
+        A zero column is replaced by a random direction, so that the rounds find new differences.
         """
-        if self.whole:
+        if self.uncompressed:
             return []
         pair = tf.minimum(partner, self._rank) * self._size + tf.maximum(partner, self._rank)
         drawn = tf.random.stateless_normal(
-            [self._length(rows=rows)], [_SEED + pair, time], alg="philox"
+            [self._length(rows=rows)], [_SEED + pair, round_number], alg="philox"
         )
-        fresh = self._factors(drawn, rows=rows)
+        random = self._factors(drawn, rows=rows)
         if self._random:
-            return [_orthonormal(factor) for factor in fresh]
+            return [_orthonormal(factor) for factor in random]
         bases = []
-        for factor, other in zip(self._factors(kept, rows=rows), fresh, strict=True):
+        for factor, other in zip(self._factors(factors, rows=rows), random, strict=True):
             largest = tf.reduce_max(tf.abs(factor), 0, keepdims=True)
-            # Squares of numbers so small would be zero.
-            scaled = tf.math.divide_no_nan(factor, largest)
+            scaled = tf.math.divide_no_nan(factor, largest)  # squares of tiny numbers would vanish
             bases.append(_orthonormal(tf.where(largest < _ZERO, other, scaled)))
         return bases
 
     def _product(
         self, one: _Matrix, weight: tf.Tensor, bases: Sequence[tf.Tensor], *, rows: bool
     ) -> tf.Tensor:
-        """Returns the products with the bases of all edges, next to each other.
+        """Returns the products with the bases of all edges, as columns of one matrix.
 
-        They are computed in float64, because a GPU multiplies float32 with ten bits. Both partners
-        subtract products of weights, which are much larger than their difference.
+        The products are computed in float64, because partners subtract products that are much
+        larger than their difference, and a GPU may multiply float32 numbers with only ten bits.
         """
         matrix = tf.reshape(tf.cast(weight, tf.float64), [one.rows, one.columns])
         basis = tf.cast(tf.concat(bases, 1), tf.float64)
@@ -216,10 +227,10 @@ class Messages:
 
 
 def _orthonormal(factor: tf.Tensor) -> tf.Tensor:
-    """Returns an orthonormal basis of a factor's columns, of which none is zero."""
+    """Returns an orthonormal basis of a factor's columns, all of them nonzero."""
     if factor.shape[1] == 1:
         return factor / tf.norm(factor)
-    with tf.device("CPU:0"):  # a GPU takes a millisecond for each
+    with tf.device("CPU:0"):  # a GPU takes a millisecond for each factor
         return tf.linalg.qr(factor).q
 
 

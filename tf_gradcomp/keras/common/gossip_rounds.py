@@ -1,4 +1,4 @@
-"""The rounds of an optimizer whose workers gossip, in a job."""
+"""The rounds of gossip in a job of several workers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tf_gradcomp.keras.common.pseudo_gradients import drift
 from tf_gradcomp.keras.common.residual_units import ResidualUnits, refuse_weights
 from tf_gradcomp.keras.common.rounds import Rounds
 
-_ROUNDS_TO_LOGS = 32  # from one sum of what metrics have, which all workers wait for, to the next
+_ROUNDS_TO_LOGS = 32  # between two sums of metrics, for which all workers wait
 
 
 class GossipRounds(Rounds):
-    """Rounds that end among neighbours; the arguments are those of `Rounds`.
+    """Rounds that end with an exchange between neighbours; takes the arguments of `Rounds`.
 
-    The start of a round is each worker's own. A round has begun from the first step on that makes
-    weights differ, until all workers take their mean.
+    Each worker has its own weights at the start of a round. `has_begun` is true from the first step
+    that makes weights differ until all workers take the mean of their weights.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class GossipRounds(Rounds):
             self._pairs = Pairs(self._group)
             self._messages = Messages(settings, shapes, self._pairs.size, self._pairs.rank)
             new = self._group.create(self._new_factors)
-        # No checkpoint holds them: one is written where all weights are equal.
-        self._time, self._of_rows, self._of_columns = map(self._local, new)
+        # Checkpoints need no factors, because all weights are equal when a checkpoint is written.
+        self._round_number, self._of_rows, self._of_columns = map(self._local, new)
         tell_user(
-            f"Workers gossip (graph {settings.graph!r}, rank {settings.rank}). Gradients are "
-            f"exchanged in the {settings.warmup_steps} steps of the warm-up only."
+            f"Workers gossip (graph {settings.graph!r}, rank {settings.rank}), and exchange "
+            f"gradients only in the {settings.warmup_steps} steps of the warm-up."
         )
         self.exchanges = RareExchanges(self._local(self._exchange.step), _ROUNDS_TO_LOGS)
 
@@ -68,7 +68,7 @@ class GossipRounds(Rounds):
         messages = self._messages
         factors = [
             own_variable(tf.zeros([messages.edges, numbers]), f"gossip_{side}", True)
-            for side, numbers in zip(("rows", "columns"), messages.kept, strict=True)
+            for side, numbers in zip(("rows", "columns"), messages.factor_sizes, strict=True)
         ]
         return [shared_variable(0, tf.int64, "gossip_rounds"), *factors]
 
@@ -76,7 +76,7 @@ class GossipRounds(Rounds):
 
     def _end(self, fragment: Fragment) -> None:
         check_not_in_xla()
-        own, start = self._own_or_start(fragment)
+        own, start = self._finite_weights(fragment)
         moves = self._moves(own)
         near = [value + tf.cast(m, value.dtype) for value, m in zip(own, moves, strict=True)]
         if self._settings.outer is None:
@@ -88,38 +88,38 @@ class GossipRounds(Rounds):
         assign(fragment.start, [weight.read_value() for weight in fragment.weights])
         self._local(self._own.rounds).assign_add(1)
 
-    def _own_or_start(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the worker's weights, and those at the start of the round.
+    def _finite_weights(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the worker's weights, and its weights at the start of the round.
 
-        Where its weights are not finite, the worker goes back to the start.
+        If its weights are not finite, the worker returns to the start of the round.
         """
         own = [weight.read_value() for weight in fragment.weights]
         start = [weight.read_value() for weight in fragment.start]
         counts = all_finite(own)
         count_skip(self._exchange.skipped_steps, counts)
-        tf.cond(counts, lambda: None, self._mend_slots)
+        tf.cond(counts, lambda: None, self._reset_overflowed_slots)
         return [tf.where(counts, a, b) for a, b in zip(own, start, strict=True)], start
 
     def _moves(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns how far the neighbours move each weight."""
-        with tf.control_dependencies([self._time.assign_add(1)]):
-            time = tf.cast(self._time.read_value(), tf.int32)
-        by = functools.partial(self._moves_by, weights, time)
-        if self._messages.whole:
+        with tf.control_dependencies([self._round_number.assign_add(1)]):
+            round_number = tf.cast(self._round_number.read_value(), tf.int32)
+        by = functools.partial(self._moves_by, weights, round_number)
+        if self._messages.uncompressed:
             return by(rows=True)
-        return tf.cond(tf.equal(time % 2, 1), lambda: by(rows=True), lambda: by(rows=False))
+        return tf.cond(tf.equal(round_number % 2, 1), lambda: by(rows=True), lambda: by(rows=False))
 
     def _moves_by(
-        self, weights: Sequence[tf.Tensor], time: tf.Tensor, *, rows: bool
+        self, weights: Sequence[tf.Tensor], round_number: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
-        messages, partners = self._messages, self._messages.partners(time)
-        kept, new = (self._of_columns, self._of_rows)[:: 1 if rows else -1]
-        spoken = messages.speak(weights, kept.read_value(), time, rows=rows)
-        heard = [
-            self._pairs.swap(message, partner, time)
-            for message, partner in zip(spoken.messages, partners, strict=True)
+        messages, partners = self._messages, self._messages.partners(round_number)
+        earlier, new = (self._of_columns, self._of_rows)[:: 1 if rows else -1]
+        outgoing = messages.outgoing(weights, earlier.read_value(), round_number, rows=rows)
+        received = [
+            self._pairs.swap(message, partner, round_number)
+            for message, partner in zip(outgoing.messages, partners, strict=True)
         ]
-        moves, factors = messages.hear(spoken, heard, rows=rows)
+        moves, factors = messages.corrections(outgoing, received, rows=rows)
         if new.shape[1]:
             new.assign(factors)
         sent, each = messages.sent(partners, rows=rows)
@@ -133,7 +133,7 @@ class GossipRounds(Rounds):
         (fragment,) = self._own.fragments
         if not fragment.has_begun:
             return
-        own, _ = self._own_or_start(fragment)
+        own, _ = self._finite_weights(fragment)
         with tf.device("CPU:0"):
             flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in own], 0)
             mean = tf_private.sum_over_workers(self._group.strategy, flat) / self._group.size
@@ -154,7 +154,7 @@ class GossipRounds(Rounds):
 def new_rounds(
     settings: LocalSteps, exchange: GradientExchange, units: ResidualUnits, *others: Any
 ) -> Rounds:
-    """Returns the rounds of a job with these settings; the arguments are those of `Rounds`."""
+    """Returns the rounds of a job with these settings; takes the arguments of `Rounds`."""
     if isinstance(settings, Gossip) and exchange.group.size > 1:
         return GossipRounds(settings, exchange, units, *others)
     return Rounds(settings, exchange, units, *others)

@@ -1,4 +1,4 @@
-"""The arithmetic of a round: pseudo-gradients, and the residuals beside them."""
+"""The arithmetic of a round: pseudo-gradients and residuals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def local_share(
         replicas: The number of replicas.
 
     Returns:
-        The differences, divided by the number of replicas; zeros if a weight is not finite. And a
-        bool scalar, which is then false.
+        The differences, divided by the number of replicas, or zeros if a weight is not finite; and
+        a bool scalar, whether all weights are finite.
     """
     moved = [before - now for before, now in zip(start, weights, strict=True)]
     counts = all_finite(moved)
@@ -41,19 +41,19 @@ def has_gradients_left(
     return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
 
 
-def beside_residuals(
+def gradients_for_residuals(
     grads: Sequence[Any], variables: Sequence[Any], every: Sequence[Any], finite: tf.Tensor
 ) -> list[Any]:
-    """Returns gradients to which the residuals of all variables can be added.
+    """Returns a gradient for each variable, so that the residuals of all variables can be added.
 
     Args:
         grads: The gradients of some variables.
-        variables: These variables.
+        variables: The variables of `grads`.
         every: All variables.
-        finite: Whether the gradients are finite; if not, zeros take their place.
+        finite: Whether the gradients are finite; otherwise they are replaced by zeros.
 
     Returns:
-        One for each of `every`; zeros for a variable that has no gradient.
+        The gradients of `every`; zeros for a variable without a gradient.
     """
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
     given = {id(v): values_unless(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}

@@ -15,10 +15,10 @@ class ResidualUnits(tf.Module):
     """Records the unit of the residual of an exchange.
 
     Attributes:
-        of_weights: bool, whether it is a difference of weights. Without local steps, and thus
-            during a warm-up, it is a gradient.
-        steps: int64, the steps of training that jobs with `local_steps` have counted. It is 0 after
-            a job without local steps, which has only counted its exchanges, one in each step.
+        of_weights: bool, whether the residual is a difference of weights. Without local steps, and
+            during their warm-up, the residual is a gradient.
+        steps: int64, the number of training steps so far; 0 after a job without local steps, whose
+            number of exchanges equals its number of steps.
 
     Args:
         group: The replicas.
@@ -51,8 +51,8 @@ def refuse_weights(of_weights: tf.Tensor) -> None:
 def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0) -> None:
     """Sets a replica's state from earlier gradients to zeros, except its residual.
 
-    It is for a change of units: TopK's velocity of gradients, for example, is of no use for
-    differences of weights.
+    A change of units makes such state useless: TopK's velocity of gradients, for example, does not
+    fit differences of weights.
     """
     state, job_state = exchange.local_state(local_replica), exchange.local_job_state(local_replica)
     kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]

@@ -22,10 +22,10 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
-    beside_residuals,
     decay,
     drift,
     finite_or_zero,
+    gradients_for_residuals,
     has_gradients_left,
     local_share,
 )
@@ -44,8 +44,8 @@ class _Variables:
     Attributes:
         position: The number of steps of the cycle so far.
         length: The number of steps of the cycle.
-        rounds: The number of rounds that have ended since the program started, of all fragments
-            together.
+        rounds: The number of rounds that have ended since the program started, summed over the
+            fragments.
         fragments: The fragments, in the order in which they are exchanged.
     """
 
@@ -135,7 +135,7 @@ class Rounds:
         """The number of steps of training before the first round."""
         return self._settings.warmup_steps
 
-    def warms_up(self) -> tf.Tensor:
+    def in_warmup(self) -> tf.Tensor:
         """Returns whether the next step is synchronous."""
         return tf.less(self._local(self._exchange.step), self._settings.warmup_steps)
 
@@ -163,7 +163,7 @@ class Rounds:
 
     # The next methods run across replicas, once in each worker.
 
-    def of_worker(self, grads: Sequence[Any]) -> list[Any]:
+    def sum_over_replicas(self, grads: Sequence[Any]) -> list[Any]:
         """Returns the sums of gradients over the replicas of this worker."""
         sums = self._group.each_replica(lambda own: own, args=(grads,))
         return [tf.distribute.get_strategy().experimental_local_results(one)[0] for one in sums]
@@ -174,11 +174,11 @@ class Rounds:
         variables: Sequence[Any],
         take: Callable[[Sequence[Any], Sequence[Any]], None],
     ) -> tf.Tensor:
-        """Takes a local step, and ends the rounds for which it was the last.
+        """Takes a local step, and ends the rounds that are then complete.
 
         Args:
             grads: The worker's share of the gradients.
-            variables: Their variables.
+            variables: The variables of `grads`.
             take: `take(grads, variables)` has the inner optimizer apply gradients on this worker
                 alone.
 
@@ -193,7 +193,7 @@ class Rounds:
         finite = all_finite(grads)
 
         def with_residuals() -> None:
-            every = beside_residuals(grads, variables, self._variables, finite)
+            every = gradients_for_residuals(grads, variables, self._variables, finite)
             inner = self._inner(self._variables, 0)
             take(
                 self._exchange.take_residuals(every, self._variables, size, inner), self._variables
@@ -238,7 +238,7 @@ class Rounds:
         shares, counts = local_share(start, weights, self._group.all_replicas.size)
         fragment.drift.assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
-        tf.cond(counts, lambda: None, self._mend_slots)
+        tf.cond(counts, lambda: None, self._reset_overflowed_slots)
         decay(fragment.residuals, self._settings)
         exchange = functools.partial(self._exchange_shares, variables=fragment.variables)
         means, finite = self._group.each_replica(exchange, args=(shares,))
@@ -252,10 +252,10 @@ class Rounds:
     def _update_common(
         self, strategy: tf.distribute.Strategy, means: Sequence[Any], fragment: Fragment
     ) -> None:
-        """Has the outer optimizer update a fragment by the fragment's own number of updates.
+        """Has the outer optimizer update a fragment, with the fragment's own number of updates.
 
-        Adam's bias correction and schedules go by that number. The optimizer itself has the largest
-        number of all fragments, and so has a checkpoint.
+        Adam's bias correction and learning rate schedules use this number. Between updates, and in
+        checkpoints, the optimizer has the largest number of any fragment.
         """
         if self._outer_steps is None:
             self._update(strategy, means, fragment.variables)
@@ -271,8 +271,8 @@ class Rounds:
         fragment.updates.assign(steps)
         steps.assign(tf.maximum(total, steps))
 
-    def _mend_slots(self) -> None:
-        """Lets a worker with overflowed weights continue: its momentum may have overflowed, too."""
+    def _reset_overflowed_slots(self) -> None:
+        """Resets momentum that has overflowed, so that a worker can return to finite weights."""
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
@@ -341,8 +341,8 @@ class Rounds:
                 copy.assign(mean.reshape(copy.shape).astype(copy.dtype.as_numpy_dtype))
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
-        """Within this context, this worker has the common weights of the start of each round."""
+    def rolled_back(self) -> Iterator[None]:
+        """Gives this worker the common weights of the start of each round, within this context."""
         begun = [fragment for fragment in self._own.fragments if fragment.has_begun]
         weights = [weight for fragment in begun for weight in fragment.weights]
         starts = [start for fragment in begun for start in fragment.start]
@@ -361,8 +361,8 @@ class Rounds:
         if self._times:
             self._times.pause()
 
-    def give_back(self) -> None:
-        """Adds the residuals of a larger job to the weights; for the only replica."""
+    def apply_residuals(self) -> None:
+        """Applies the residuals of a larger job to the weights of a job's only replica."""
 
         def give() -> None:
             zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]

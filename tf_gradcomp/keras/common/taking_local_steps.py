@@ -12,7 +12,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import saved_state
-from tf_gradcomp.keras.common.gossip import Gossip, method_beside, settings_of
+from tf_gradcomp.keras.common.gossip import Gossip, method_for_gradients, settings_of
 from tf_gradcomp.keras.common.local_steps import check_can_be_local, check_method
 from tf_gradcomp.keras.common.residual_units import ResidualUnits
 from tf_gradcomp.keras.common.rounds import Rounds
@@ -24,8 +24,8 @@ class TakesLocalSteps:
 
     Attributes:
         local_steps: The settings of local steps, if workers take them.
-        outer_optimizer: The optimizer that updates the common weights after a round; None if their
-            mean does.
+        outer_optimizer: The optimizer that updates the common weights after a round; None if the
+            common weights become the mean of the workers' weights.
         rounds: The rounds of local steps; None without them, and until the exchange is built.
     """
 
@@ -43,11 +43,11 @@ class TakesLocalSteps:
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
         self.rounds: Rounds | None = None
         self._model: Callable[[], Any] = lambda: None
-        used = method_beside(self.local_steps, used)
+        used = method_for_gradients(self.local_steps, used)
         if self.local_steps:
             check_can_be_local(inner, group, precondition)
             if isinstance(self.local_steps, Gossip) and group.size > 1:
-                self.local_steps.share(group.size)  # what cannot be shared is refused now
+                self.local_steps.share(group.size)  # raises ValueError for an impossible graph
             for method in compressors.methods_of(used):
                 check_method(method)
         return used
@@ -66,7 +66,7 @@ class TakesLocalSteps:
             return {}
         units = self._residual_units
         steps = {"steps_of_training": units.steps}
-        if isinstance(self.local_steps, Gossip):  # it can give neighbours no residual of weights
+        if isinstance(self.local_steps, Gossip):  # gossip has no residual of weights
             return steps
         return {saved_state.OF_WEIGHTS: units.of_weights, **steps}
 
@@ -77,8 +77,8 @@ class TakesLocalSteps:
         """Ends a round of local steps now, so that all workers have the same weights.
 
         In your own training loop, all workers must call this between the same two steps, before
-        they evaluate or save a model or read its weights. `fit` calls this method itself. Without
-        `local_steps`, it does nothing.
+        they evaluate, save or read the weights. `fit` calls this method itself. Without
+        `local_steps`, this method does nothing.
 
         Args:
             model: If given, variables that are not trained are averaged over the workers, such as

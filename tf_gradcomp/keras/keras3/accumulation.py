@@ -15,7 +15,7 @@ from tf_gradcomp.groups.group import Group
 class Accumulated:
     """The number of gradients that each replica has added up since the last update.
 
-    It is equal on all workers, also where one has skipped a local step that others took.
+    The number is equal on all workers, even if one worker has skipped a local step.
 
     Args:
         counter: Counts the inner optimizer's steps, including steps that only accumulate.
@@ -72,7 +72,7 @@ class Accumulation(tf.Module):
         return {**sums, "accumulators_held": self.held}
 
     def take(self, strategy: tf.distribute.Strategy) -> None:
-        """Takes the sums from the inner optimizer, if it has them; called across replicas."""
+        """Moves the sums from the inner optimizer, if it has them; called across replicas."""
 
         def move() -> None:
             strategy.extended.call_for_each_replica(self._take_share)
@@ -87,8 +87,8 @@ class Accumulation(tf.Module):
             own.assign_add(total.read_value() / group.size)
             total.assign(tf.zeros_like(total))
 
-    def give_back(self) -> None:
-        """Gives the inner optimizer the sums, if it lacks them; called by the only replica."""
+    def move_to_inner(self) -> None:
+        """Moves the sums to the inner optimizer, unless they are there; for the only replica."""
 
         def move() -> None:
             for own, inner in zip(self.accumulators, self._inner, strict=True):

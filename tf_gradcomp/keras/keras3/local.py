@@ -59,19 +59,19 @@ def step(
             strategy.extended.call_for_each_replica(core.apply, args=(own, their_variables))
 
     def locally() -> None:
-        finite = rounds.step(rounds.of_worker(grads), variables, take)
-        tf.cond(finite, lambda: None, lambda: begin_accumulation_anew(core))
+        finite = rounds.step(rounds.sum_over_replicas(grads), variables, take)
+        tf.cond(finite, lambda: None, lambda: restart_accumulation(core))
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
-    def together() -> None:
+    def synchronously() -> None:
         rounds.count_step()
         synchronous(strategy, scaler, grads, variables)
 
     if isinstance(strategy, CheckedStrategy):
         strategy.rare_exchanges.append(rounds.exchanges)
     if rounds.warmup_steps:
-        tf.cond(rounds.warms_up(), together, locally)
+        tf.cond(rounds.in_warmup(), synchronously, locally)
     else:
         locally()
 
@@ -82,7 +82,7 @@ def is_update(core: keras.optimizers.Optimizer) -> tf.Tensor:
     return tf.equal((keras_private.step_counter(core).value + 1) % steps, 0)
 
 
-def begin_accumulation_anew(core: keras.optimizers.Optimizer) -> None:
+def restart_accumulation(core: keras.optimizers.Optimizer) -> None:
     """Resets the inner optimizer's count after a step without an update."""
     steps = core.gradient_accumulation_steps
     if steps:

@@ -187,11 +187,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self.exchange.check_knows(variables)
         grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.rounds and self.group.size == 1:
-            self.rounds.give_back()
+            self.rounds.apply_residuals()
             self.rounds.count_step(counts=local.is_update(self._core))
         if self.passes_through():
             if self._accumulation:
-                self._accumulation.give_back()
+                self._accumulation.move_to_inner()
             if scaler is not None:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             inner = self._inner_state(variables)
@@ -310,7 +310,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
-        tf.cond(finite, update, lambda: local.begin_accumulation_anew(self._core))
+        tf.cond(finite, update, lambda: local.restart_accumulation(self._core))
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
