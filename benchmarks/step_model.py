@@ -18,7 +18,7 @@ import numpy as np
 from cells import AUTO
 from setups import Setup
 
-from tf_gradcomp.advice.cost_model import Asked, Curve, Kind, Prediction, Work, predict
+from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, SentRequest, Work, predict
 
 CLOSE = 0.2
 _KIND = Kind("any", "bytes")
@@ -50,7 +50,7 @@ class Cost:
         """
         per_byte = 8 / (1e6 * speed)
         curve = Curve([(0.0, self.latency), (1.0, self.latency + per_byte)])
-        work = Work(self.each * weights, 0.0, sent_bytes, [Asked(_KIND, sent_bytes)])
+        work = Work(self.each * weights, 0.0, sent_bytes, [SentRequest(_KIND, sent_bytes)])
         return predict(method, work, {_KIND: curve}, compute)
 
 

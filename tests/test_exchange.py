@@ -361,7 +361,7 @@ def test_one_replica_says_so_in_its_first_step(caplog):
     assert caplog.messages == ["One replica: gradients are not exchanged."]
 
 
-def told_of_lost_residuals(monkeypatch):
+def warned_of_lost_residuals(monkeypatch):
     """Returns the warnings about residuals that nothing can take."""
     said = []
 
@@ -378,7 +378,7 @@ def told_of_lost_residuals(monkeypatch):
 def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_step(
     monkeypatch, replicas, graph
 ):
-    said = told_of_lost_residuals(monkeypatch)
+    said = warned_of_lost_residuals(monkeypatch)
     exchanging = Exchanging(replicas, compressor=NoCompression())
 
     def reduce(grads):
@@ -398,7 +398,7 @@ def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_st
 
 
 def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
-    said = told_of_lost_residuals(monkeypatch)
+    said = warned_of_lost_residuals(monkeypatch)
     variable = tf.Variable(tf.zeros(3), name="kernel")
     exchange = exchange_by(NoCompression())
     exchange.build([variable])

@@ -623,7 +623,7 @@ class _Listed(keras.callbacks.Callback):
 def test_know_callbacks_of_fit(monkeypatch):
     class_ = callback_list.CallbackList
     monkeypatch.setattr(class_, "set_model", class_.set_model)
-    hooks.know_callbacks_of_fit()
+    hooks.record_callbacks_of_fit()
     callback, other = _Listed(), keras.callbacks.Callback()
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

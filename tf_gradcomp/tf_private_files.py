@@ -63,9 +63,9 @@ def coordinating(heartbeat_timeout: float) -> Iterator[None]:
 
 
 def announce(key: str, value: str) -> None:
-    """Tells all workers a value, by the coordination service; each key only once.
+    """Publishes a value for all workers by the coordination service; each key only once.
 
-    Unlike a collective, nobody has to be there to hear it. No public API reaches the service.
+    Unlike a collective, this does not wait for other workers. No public API reaches the service.
     """
     _context.context().set_config_key_value(key, value)
 
@@ -85,10 +85,10 @@ def announced(key: str, seconds: float) -> str | None:
         raise ConnectionError("The chief of this job has ended.") from error
 
 
-def all_come(name: str, seconds: float) -> bool:
-    """Waits until all workers call this with the same name; returns False if they do not.
+def reach_barrier(name: str, seconds: float) -> bool:
+    """Waits until all workers call this with the same name; returns False if some do not in time.
 
-    All workers get the same answer, even workers that come too late. The job continues.
+    All workers get the same answer, even workers that arrive too late. The job continues.
     """
     try:
         _context.context().wait_at_barrier(name, int(1000 * seconds))
@@ -131,7 +131,7 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
 
     class_._write = hooked
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
-        setattr(_checkpoint_management, name, _unless_left(getattr(_checkpoint_management, name)))
+        setattr(_checkpoint_management, name, _unless_shared(getattr(_checkpoint_management, name)))
 
 
 def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> None:
@@ -149,7 +149,7 @@ def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> Non
     _saved_model.save_and_return_nodes = hooked
 
 
-def _unless_left(original: Callable[..., None]) -> Callable[..., None]:
+def _unless_shared(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> None:
         if not _leaves_files:

@@ -20,30 +20,30 @@ _OLD_KEPT = "The new folder is complete. Other files of the old folder are in %r
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[IO[bytes]]:
-    """Gives an open file beside `path`, which takes its place at the end of the context.
+    """Yields an open temporary file, which replaces `path` at the end of the context.
 
-    After an error or a kill, the old content of `path` is still there.
+    After an error or a kill, `path` still has its old content.
     """
     path = os.path.realpath(path)
-    beside = _beside(path)
+    temporary = _temporary_path(path)
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _replace(beside, path)
+        _replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.remove(beside)
+            os.remove(temporary)
         raise
     _sync(os.path.dirname(path))
 
 
 @contextlib.contextmanager
-def folder_beside(path: str) -> Iterator[str]:
+def temporary_folder(path: str) -> Iterator[str]:
     """Yields a new folder on the disk of `path`, and removes it at the end of the context."""
-    shutil.rmtree(_beside(path), ignore_errors=True)
-    folder = _free_name(_beside(path))
+    shutil.rmtree(_temporary_path(path), ignore_errors=True)
+    folder = _free_name(_temporary_path(path))
     os.makedirs(folder)
     try:
         yield folder
@@ -55,14 +55,14 @@ def folder_beside(path: str) -> Iterator[str]:
 def replacing_path(path: str) -> Iterator[str]:
     """Yields a path for a new file or folder, which replaces `path` at the end of the context.
 
-    Files that only the old folder has are kept. After an error, the old folder stays, and the new
-    folder is beside it.
+    Files that only the old folder has survive. After an error, the old folder stays, and the new
+    folder gets a similar name.
     """
     path = os.path.realpath(path)
-    with folder_beside(path) as beside:
-        new = os.path.join(beside, os.path.basename(path))
+    with temporary_folder(path) as temporary:
+        new = os.path.join(temporary, os.path.basename(path))
         yield new
-        for folder, _, names in os.walk(beside):
+        for folder, _, names in os.walk(temporary):
             for name in names:
                 _sync(os.path.join(folder, name))
             _sync(folder)
@@ -95,7 +95,7 @@ def _replace(new: str, path: str) -> None:
     os.replace(new, path)
 
 
-def _beside(path: str) -> str:
+def _temporary_path(path: str) -> str:
     folder, name = os.path.split(path)
     worker = this_worker()
     return os.path.join(folder, f".{name}.{worker.name if worker else 'new'}")
@@ -118,7 +118,7 @@ def _keeping_on_error(path: str, to: str, note: str) -> Iterator[None]:
 
 
 def _exchange(new: str, path: str) -> None:
-    """Swaps two folders; renames them one by one if the system cannot swap, as on NFS."""
+    """Swaps two folders; renames them one by one if the file system cannot swap, as on NFS."""
     at_once = getattr(ctypes.CDLL(None), "renameat2", None)
     if at_once and at_once(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE) == 0:
         return
@@ -152,7 +152,7 @@ def _add_missing(source: str, to: str) -> list[str]:
 
 
 def _link(source: str, to: str) -> bool:
-    """Returns False if it had to copy, as on exFAT or for another user's file."""
+    """Links a file; copies it and returns False if the system refuses, as on exFAT."""
     try:
         os.link(source, to, follow_symlinks=False)
         return True

@@ -6,10 +6,10 @@ import pytest
 
 from tf_gradcomp.advice import report
 from tf_gradcomp.advice.cost_model import (
-    Asked,
     Curve,
     Kind,
     Prediction,
+    SentRequest,
     Work,
     enough_local_steps,
     predict,
@@ -57,7 +57,7 @@ def test_one_point_says_nothing_of_bytes():
 
 
 def test_a_step_is_the_sum_of_its_parts():
-    work = Work(0.010, 0.005, 800.0, [Asked(GATHER, 1000.0), Asked(SUM, 2000.0)])
+    work = Work(0.010, 0.005, 800.0, [SentRequest(GATHER, 1000.0), SentRequest(SUM, 2000.0)])
     curves = {kind: Curve.through(line([0, 10_000]), 0.25) for kind in (SUM, GATHER)}
     found = predict("some", work, curves, compute=0.1)
     assert found.latency == pytest.approx(2 * LATENCY)
@@ -80,9 +80,9 @@ def test_local_steps_share_an_exchange():
 
 
 def test_a_sample_is_scaled_to_the_model():
-    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)], late=0.25).scaled(3.0, 2.0)
-    asked = [Asked(SUM, 2000.0)]
-    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 1600.0, asked, late=0.25)
+    work = Work(0.010, 0.005, 800.0, [SentRequest(SUM, 1000.0)], late=0.25).scaled(3.0, 2.0)
+    requests = [SentRequest(SUM, 2000.0)]
+    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 1600.0, requests, late=0.25)
 
 
 def test_it_says_what_to_use():

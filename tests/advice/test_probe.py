@@ -43,7 +43,8 @@ def work_of(method, specs, most, preconditioner=None):
 
 def test_requests_are_those_of_the_method():
     kinds = {
-        name: [kind for kind, _ in work(name).asked] for name in ("cast", "scalecom", "qsgd", "lgc")
+        name: [kind for kind, _ in work(name).requests]
+        for name in ("cast", "scalecom", "qsgd", "lgc")
     }
     assert kinds == {
         "cast": [Kind("AllReduce", "float16")],
@@ -58,7 +59,7 @@ def test_requests_are_those_of_the_method():
 def test_bytes_are_those_of_the_whole_model(most):
     dense = work("no_compression", most=most)
     assert dense.payload_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # and a tag
-    assert dense.asked[0].sent_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # of two workers
+    assert dense.requests[0].sent_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # of two workers
     assert work("cast", most=most).payload_bytes == pytest.approx(2 * ELEMENTS, rel=1e-3)
 
 
@@ -81,7 +82,7 @@ def test_bytes_that_shapes_tell_are_those_of_the_models_shapes(name, most):
     sent = 0.5 if "alternate" in name else 1.0
     of_each = [(sent * rank * (n + m) if rank * (n + m) < n * m / 2 else n * m) for n, m in rows]
     assert of_model.payload_bytes == pytest.approx(4 * sum(of_each), rel=5e-3)
-    assert sum(sent for _, sent in of_model.asked) == pytest.approx(4 * sum(of_each), rel=5e-3)
+    assert sum(sent for _, sent in of_model.requests) == pytest.approx(4 * sum(of_each), rel=5e-3)
 
 
 @pytest.mark.parametrize("preconditioner", [None, ADAM], ids=["", "preconditioned"])

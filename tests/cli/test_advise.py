@@ -163,7 +163,7 @@ def test_workers_are_either_started_or_there(program, args):  # noqa: F811
 def test_workers_behind_the_program_are_the_programs_own(program):  # noqa: F811
     done = gradcomp("advise", program(""), "-n", "2")
     assert done.returncode == 2
-    assert "-n 2 train.py). It goes before the program." in " ".join(done.stderr.split())
+    assert "-n 2 train.py). Put -n before the program." in " ".join(done.stderr.split())
 
 
 def _joined(*sources):

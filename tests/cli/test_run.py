@@ -578,7 +578,7 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
     [
         (["-n", "2"], "Missing argument 'PROGRAM'"),
         (["train.py"], "Missing option '-n', the number of workers to start on"),
-        (["train.py", "-n", "2"], "to start on this machine. It goes before the program."),
+        (["train.py", "-n", "2"], "to start on this machine. Put -n before the program."),
         (["-n", "0", __file__], "0 is not in the range x>=1"),
         (["-np", "2", __file__], "there is no option -np; write -n, as in -n 2."),
         (["-n", "two", __file__], "'two' is not a valid integer"),

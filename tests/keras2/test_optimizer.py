@@ -17,11 +17,11 @@ from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.keras.common.hooks import (
     callbacks_of_fit,
-    know_callbacks_of_fit,
     on_epochs,
     on_logs,
     on_train_begin,
     on_train_function,
+    record_callbacks_of_fit,
 )
 from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
@@ -456,7 +456,7 @@ class _Listed(keras.callbacks.Callback):
 def test_know_callbacks_of_fit(monkeypatch):
     class_ = keras.callbacks.CallbackList
     monkeypatch.setattr(class_, "set_model", class_.set_model)
-    know_callbacks_of_fit()
+    record_callbacks_of_fit()
     given = [keras.callbacks.Callback(), _Listed()]
     small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0, callbacks=given)
     assert given[1].listed[:2] == given

@@ -507,7 +507,7 @@ def main():
     if part == "without_nvrtc":
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told
         library._NVRTC_PACKAGE = "nothing.of.this.name"
-        library._tell_where_nvrtc_is()
+        library._set_nvrtc_path()
     error = gpu.info(0).error  # with the first call, the check
     if path == "real" and os.environ.get("GRADCOMP_GPU") != "0":
         assert not error, error  # otherwise all is done on the host, and equal

@@ -1,11 +1,11 @@
-"""Hands second moments over, from the inner optimizer to the replicas and back.
+"""Moves second moments from the inner optimizer to the replicas, and back.
 
 While a job is preconditioned, each replica keeps its own second moments, and the inner optimizer's
 second moments are not updated. The inner optimizer's momentum and the residuals are then in units
-of divided gradients. A job that resumes without a preconditioner, or with one replica, needs the
-second moments in the inner optimizer, and momentum and residuals of undivided gradients. A job that
-is preconditioned for the first time needs the opposite. Neither conversion needs communication,
-because replicas restore equal shares of a checkpoint.
+of divided gradients. If the job resumes without a preconditioner, or with one replica, the second
+moments must return to the inner optimizer, and momentum and residuals to units of undivided
+gradients. A job that begins to be preconditioned needs the opposite conversion. No conversion needs
+communication, because replicas restore equal shares of a checkpoint.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def since_after(
 
 @dataclasses.dataclass(frozen=True)
 class HandOver:
-    """Hands over the second moments of some gradients, on one replica or on all in lockstep."""
+    """Moves the second moments of some gradients, on one replica or on all replicas in lockstep."""
 
     preconditioner: Preconditioner  # the preconditioner that keeps these second moments
     inner: InnerState  # the inner optimizer's state
@@ -76,18 +76,18 @@ class HandOver:
     waiting: Sequence[tf.Tensor]
     lost: tf.Tensor  # bool [gradients], whether the delayed part is lost; `waiting` is zeros there
     # int64 [gradients], the number of the inner optimizer's updates before the replica's own second
-    # moment of each gradient began; 0 if it continues the inner optimizer's.
+    # moment of each gradient began; 0 if it continues the inner optimizer's second moment.
     since: tf.Tensor
     replicas: int  # the number of replicas
 
-    def take(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
+    def to_replicas(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
         """Gives each replica its share of the inner optimizer's second moments of one gradient.
 
-        Replicas in lockstep that have had shares before get the same shares again. State in units
-        of the gradient, and the inner optimizer's momentum, are divided by the root of the second
-        moment. If most of a gradient came late, the inner optimizer has squared sums over many
-        steps. The root is then only an estimate, and the replica's own second moments start from
-        this estimate, as in a first step. Returns the new `since` of the gradient; nothing changes
+        Replicas in lockstep get the same shares as before, if they had any. State in units of the
+        gradient, and the inner optimizer's momentum, are divided by the root of the second moment.
+        If most of a gradient came late, the inner optimizer has squared sums over many steps. The
+        root is then only an estimate, and the replica's own second moments start from this
+        estimate, as in a first step. Returns the new `since` of the gradient; changes nothing
         unless `wanted`.
         """
         waiting = self.waiting[place]
@@ -108,15 +108,15 @@ class HandOver:
         divided = self._inner_correction.divided(values, second_moment)
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
-        goes_on = self.inner.updates_before(second_moment)
-        since = tf.where(came_late, tf.maximum(self.inner.updates - 1, 0), goes_on)
+        continues = self.inner.updates_before(second_moment)
+        since = tf.where(came_late, tf.maximum(self.inner.updates - 1, 0), continues)
         return tf.where(wanted, since, self._since[place])
 
-    def give_back(self, place: int, wanted: tf.Tensor) -> None:
-        """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
+    def to_inner(self, place: int, wanted: tf.Tensor) -> None:
+        """Gives the inner optimizer one gradient's second moments; the inverse of `to_replicas`."""
         correction = self._corrections[place]
         root = correction.root(self._sum(self.preconditioner.root_of, place))
-        # The inner optimizer corrects their bias by the total number of its updates.
+        # The inner optimizer corrects the bias of all second moments by its number of updates.
         grows = tf.square(self._inner_correction.factor / correction.factor)
         scale = tf.where(self._since[place] > 0, grows, 1.0)
         for name, moments in self.inner.moments.items():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.advice.collectives import call_seconds, timed
-from tf_gradcomp.advice.cost_model import Asked, Kind, Work
+from tf_gradcomp.advice.cost_model import Kind, SentRequest, Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
 from tf_gradcomp.exchange.replica_step import ReplicaStep
@@ -58,14 +58,14 @@ class Stopwatch(Echo):
     """Records the time of each request, its bytes and its kind.
 
     Attributes:
-        asked: Seconds since the epoch, when the last request was made.
+        requests: Seconds since the epoch, when the last request was made.
         sent: The bytes of each request.
         kinds: The kind of each request.
     """
 
     def __init__(self, start: tf.Tensor, size: int, rank: tf.Tensor | int, sums: bool) -> None:
         super().__init__(size, rank, sums)
-        self.asked = start
+        self.last_request = start
         self.sent: list[Sent] = []
         self.kinds: list[Kind] = []
 
@@ -73,8 +73,8 @@ class Stopwatch(Echo):
         """Answers as soon as the request could be sent."""
         self.kinds.append(kind_of(request))
         with tf.control_dependencies([given(request)]):
-            self.asked = tf.timestamp()
-        with tf.control_dependencies([self.asked]):
+            self.last_request = tf.timestamp()
+        with tf.control_dependencies([self.last_request]):
             answer, sent = super().answer(request)
         self.sent.append(sent)
         return answer, sent
@@ -126,8 +126,8 @@ class CodecSpeed:
         seconds = statistics.median(agree(whole)) - nothing
         encoding = statistics.median(agree(encode))
         payload, *of_requests = agree(_means(sent))
-        asked = [Asked(*request) for request in zip(self._kinds, of_requests, strict=True)]
-        return Work(encoding, max(0.0, seconds - encoding), payload, asked)
+        requests = [SentRequest(*request) for request in zip(self._kinds, of_requests, strict=True)]
+        return Work(encoding, max(0.0, seconds - encoding), payload, requests)
 
     def _exchange(self) -> _Step:
         """A step, in a graph."""
@@ -138,7 +138,7 @@ class CodecSpeed:
         watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
         (result,), _ = communicate([step.conversation(self._compressor)], [watch])
         self._kinds = watch.kinds
-        return _Step(result.exchanged.reduced, watch.asked - start, watch.sent)
+        return _Step(result.exchanged.reduced, watch.last_request - start, watch.sent)
 
 
 class _Step(NamedTuple):

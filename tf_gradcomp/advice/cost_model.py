@@ -58,8 +58,8 @@ class Curve:
         return self.seconds(0.0)
 
 
-class Asked(NamedTuple):
-    """The facts that determine a request's time: its kind, and the bytes that a worker sends."""
+class SentRequest(NamedTuple):
+    """A request of a method: its kind, and the bytes that a worker sends."""
 
     kind: Kind
     sent_bytes: float
@@ -69,10 +69,10 @@ class Asked(NamedTuple):
 class Work:
     """The work of a method in one step."""
 
-    encode: float  # seconds until it makes its last request
+    encode: float  # seconds until the method makes its last request
     decode: float  # seconds after the last request
     payload_bytes: float  # bytes of a worker's payload
-    asked: Sequence[Asked]  # its requests, in their order
+    requests: Sequence[SentRequest]  # the method's requests, in order
     # The share of the residuals in all that a worker could send, by their sums of squares.
     late: float = 0.0
 
@@ -82,7 +82,7 @@ class Work:
             factor * self.encode,
             factor * self.decode,
             of_bytes * self.payload_bytes,
-            [Asked(kind, of_bytes * sent_bytes) for kind, sent_bytes in self.asked],
+            [SentRequest(kind, of_bytes * sent_bytes) for kind, sent_bytes in self.requests],
             self.late,
         )
 
@@ -174,8 +174,8 @@ def predict(
     trains_like_dense: bool | None = None,
 ) -> Prediction:
     """Adds up the time of a step."""
-    latency = sum(curves[kind].latency for kind, _ in work.asked)
-    communicate = sum(curves[kind].seconds(sent_bytes) for kind, sent_bytes in work.asked)
+    latency = sum(curves[kind].latency for kind, _ in work.requests)
+    communicate = sum(curves[kind].seconds(sent_bytes) for kind, sent_bytes in work.requests)
     return Prediction(
         method,
         compute,
@@ -184,8 +184,8 @@ def predict(
         communicate - latency,
         work.decode,
         work.payload_bytes,
-        sum(sent_bytes for _, sent_bytes in work.asked),
+        sum(sent_bytes for _, sent_bytes in work.requests),
         work.late,
         trains_like_dense,
-        sum(curves[kind].noise for kind, _ in work.asked),
+        sum(curves[kind].noise for kind, _ in work.requests),
     )

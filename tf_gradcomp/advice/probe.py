@@ -81,7 +81,7 @@ def _probe(
         works = [sample.work(*candidate, group.largest) for candidate in candidates]
         most: dict[Kind, float] = {}
         for work in works:
-            for kind, sent_bytes in work.asked:
+            for kind, sent_bytes in work.requests:
                 most[kind] = max(sent_bytes, most.get(kind, 0.0))
         curves = collectives.curves(most, effort.seconds)
     predictions = [

@@ -14,9 +14,9 @@ from tf_gradcomp.cli.job import report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Threads, Workers, json_option
 from tf_gradcomp.cli.run import (
     check_scheduled,
+    misplaced_workers_hint,
     program_command,
     thread_settings,
-    workers_behind,
 )
 from tf_gradcomp.launch import Rank, scheduled
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
@@ -83,8 +83,8 @@ def advise(
     if place is None and TF_CONFIG not in os.environ and workers is None:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py)."
-            f"{workers_behind(args)} To measure a cluster, start it on each machine by srun, by "
-            "mpirun or with TF_CONFIG, without -n."
+            f"{misplaced_workers_hint(args)} To measure a cluster, start gradcomp on each machine by "
+            "srun, by mpirun or with TF_CONFIG, without -n."
         )
     command = [sys.executable, *program_command(program, module), *args]
     with tempfile.TemporaryDirectory(prefix="gradcomp-advise-") as folder:

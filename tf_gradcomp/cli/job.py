@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import click
 
 from tf_gradcomp.cli import quiet
-from tf_gradcomp.cli.output import WorkerOutput, columns_beside_names, echo
+from tf_gradcomp.cli.output import WorkerOutput, echo, table_width
 from tf_gradcomp.cli.stop_requests import stop_requests
 from tf_gradcomp.environment import MALLOC
 from tf_gradcomp.launch import JobResult, LocalJob, Placed, Rank, addresses_of_all, malloc
@@ -48,7 +48,7 @@ def run_job(
     if is_quiet:
         env = {quiet.LEVEL: "1", **env}
     if part is None and sys.stdout is not None and sys.stdout.isatty():
-        env = {**env, "COLUMNS": str(columns_beside_names(of_all))}
+        env = {**env, "COLUMNS": str(table_width(of_all))}
     prefixes = None
     if placed is not None:
         prefixes = placed.prefixes([name for name in env if env[name] != os.environ.get(name)])
@@ -78,7 +78,7 @@ def run_job(
     ):
         requests.pass_to(job, shown)
         while job.step():
-            shown.show_held_back()
+            shown.show_suppressed()
         return job.run()  # reads the rest of the pipes
 
 

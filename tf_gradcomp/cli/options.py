@@ -28,7 +28,7 @@ class Threads(click.ParamType):
 
 
 class Seconds(click.FloatRange):
-    """A time; unlike click's own range, without NaN."""
+    """A time in seconds; refuses NaN, which click's own range accepts."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -41,7 +41,7 @@ class Seconds(click.FloatRange):
 
 
 class SecondsOrNever(Seconds):
-    """A time, or 0 for what shall never happen."""
+    """A time in seconds, or 0 for never."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -51,7 +51,7 @@ class SecondsOrNever(Seconds):
 
 
 class Workers(click.IntRange):
-    """A number of workers; explains `-np`, which users of `mpirun` write."""
+    """A number of workers; explains the option `-np`, which belongs to `mpirun`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
@@ -113,12 +113,12 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
     return folder
 
 
-def check_plots(way_out: str) -> None:
+def check_plots(alternative: str) -> None:
     """Refuses at the start to draw a plot later if matplotlib cannot be imported."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise click.UsageError(
             f"The plot needs matplotlib, which cannot be imported ({error}): "
-            f"pip install matplotlib, or {way_out}."
+            f"pip install matplotlib, or {alternative}."
         ) from error

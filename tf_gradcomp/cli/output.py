@@ -26,21 +26,23 @@ _NARROWEST = 40  # columns for a worker's output
 _STDOUT, _STDERR = 1, 2
 
 
-def leave_terminal() -> None:
+def discard_terminal_output() -> None:
     """Discards all further output, because the terminal was closed."""
-    _leave(lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode))  # a closed terminal is no longer one
+    _discard_where(
+        lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode)
+    )  # a closed terminal is no longer one
 
 
 def discard_unread_output() -> None:
-    """Discards output that would wait for a reader, which also ends a write that already waits."""
-    _leave(lambda fd: not select.select([], [fd], [], 0)[1])
+    """Discards output that would wait for a reader; also ends a write that already waits."""
+    _discard_where(lambda fd: not select.select([], [fd], [], 0)[1])
 
 
-def _leave(left: Callable[[int], bool]) -> None:
+def _discard_where(applies: Callable[[int], bool]) -> None:
     with open(os.devnull, "w") as nowhere:
         for stream, fd in ((sys.stdout, _STDOUT), (sys.stderr, _STDERR)):
             # If the stream was closed, its number may belong to another file.
-            if stream is not None and left(fd):
+            if stream is not None and applies(fd):
                 os.dup2(nowhere.fileno(), fd)
 
 
@@ -52,7 +54,7 @@ def _unless_closed() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        leave_terminal()
+        discard_terminal_output()
 
 
 def echo(text: str, err: bool) -> None:
@@ -67,7 +69,7 @@ def _encodable(text: str, encoding: str) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def columns_beside_names(workers: int) -> int:
+def table_width(workers: int) -> int:
     """Returns the width of a worker's tables that fits the terminal, after the worker's name."""
     return max(_NARROWEST, shutil.get_terminal_size().columns - len(_prefixes(workers)[0]))
 
@@ -80,8 +82,8 @@ def _prefixes(workers: int) -> list[str]:
 class WorkerOutput:
     """Prints each worker's lines after its name.
 
-    On a terminal, the progress bars stay at the bottom, one line for each worker with a bar;
-    elsewhere, or without `bars`, only the last state of each bar is printed. With `all_to_stderr`,
+    On a terminal, the progress bars stay at the bottom, one line for each worker with a bar.
+    Elsewhere, or without `bars`, only the last state of each bar is printed. With `all_to_stderr`,
     stdout stays free for other output.
     """
 
@@ -115,7 +117,7 @@ class WorkerOutput:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.show_held_back(all_ended=True)
+        self.show_suppressed(all_ended=True)
         with _unless_closed():
             self._live.stop()
 
@@ -133,8 +135,8 @@ class WorkerOutput:
         if self._quiet:
             self._quiet.stopped = True
 
-    def show_held_back(self, *, all_ended: bool = False) -> None:
-        """Prints lines that were held back, if they say anything new."""
+    def show_suppressed(self, *, all_ended: bool = False) -> None:
+        """Prints suppressed lines that differ from the lines already shown."""
         for worker, text in self._quiet.due(all_ended=all_ended) if self._quiet else ():
             with _unless_closed():
                 if worker is None:

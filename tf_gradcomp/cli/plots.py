@@ -31,19 +31,19 @@ def label_ends(axis: Any, ends: Sequence[Label]) -> None:
         axis: The plot, whose limits are final.
         ends: The labels, each at the last value of its line.
     """
-    for y, text, colour in _apart(axis, ends, 1):
+    for y, text, colour in _spaced(axis, ends, 1):
         axis.annotate(text, (1.01, y), color=colour, va="center", **_TEXT)
 
 
 def label_starts(axis: Any, starts: Sequence[Label]) -> None:
     """Writes labels within a plot, on the left, where no lines may be."""
-    for y, text, colour in _apart(axis, starts, 1):
+    for y, text, colour in _spaced(axis, starts, 1):
         axis.annotate(text, (0.01, y), color=colour, va="center", **_TEXT)
 
 
 def label_places(axis: Any, places: Sequence[Label]) -> None:
     """Writes upright labels along the lower edge of a plot, each at its x, without overlaps."""
-    for x, text, colour in _apart(axis, places, 0):
+    for x, text, colour in _spaced(axis, places, 0):
         axis.annotate(text, (x, 0.02), color=colour, ha="center", va="bottom", rotation=90, **_TEXT)
 
 
@@ -55,7 +55,7 @@ _TEXT = {
 }
 
 
-def _apart(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
+def _spaced(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
     """Returns the labels with places as shares of the axis `side`, as far apart as text needs."""
     axis.get_figure().canvas.draw()  # so that a layout has positions
     to_share = axis.transData + axis.transAxes.inverted()

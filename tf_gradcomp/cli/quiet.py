@@ -81,9 +81,9 @@ class Quiet:
         return True
 
     def due(self, *, all_ended: bool = False) -> Iterator[tuple[int | None, str]]:
-        """Returns the lines to show now of those that were held back, each with its worker.
+        """Yields the suppressed lines that are now to be shown, each with its worker.
 
-        A line of no worker says that several had the same error.
+        A line with None as worker reports that several workers had the same error.
         """
         now = time.monotonic()
         held = sorted(self._held.values(), key=lambda block: block.worker)

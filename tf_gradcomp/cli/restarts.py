@@ -22,7 +22,7 @@ def run_restarting(
 ) -> tuple[JobResult, int]:
     """Runs a job, and runs it again when a worker has died.
 
-    A job that has saved nothing in two runs in a row would die forever.
+    After two consecutive runs without a save, the job is not restarted: it would die again.
 
     Args:
         run: Runs the job once, for at most a number of seconds, with additional environment
@@ -32,8 +32,8 @@ def run_restarting(
         shown_tails: As for `report_end`.
 
     Returns:
-        The end to report: the end of the last run, or of the first of two runs that saved nothing.
-        And the number of restarts.
+        The result to report, of the last run or of the first of two runs without a save; and the
+        number of restarts.
     """
     if most == 0:
         return run(timeout, {}), 0
@@ -52,17 +52,19 @@ def run_restarting(
             if os.stat(saves.name).st_size > saved:
                 without_progress = None
             elif without_progress is not None:
-                _say("two runs in a row died without a save, so another run would die, too.")
+                _print_notice(
+                    "two runs in a row died without a save, so another run would die, too."
+                )
                 return without_progress, restarts
             else:
                 without_progress = result
             if restarts == most:
-                _say(f"--max-restarts allows only {most}.")
+                _print_notice(f"--max-restarts allows only {most}.")
                 return result, restarts
             report_end(result, shown_tails=shown_tails)
             restarts += 1
             nothing = "" if os.stat(saves.name).st_size else ", from zero: nothing has been saved"
-            _say(f"restart {restarts} of {most}{nothing}.")
+            _print_notice(f"restart {restarts} of {most}{nothing}.")
 
 
 def _died(result: JobResult) -> bool:
@@ -70,5 +72,5 @@ def _died(result: JobResult) -> bool:
     return result.first_failure is not None and not by_user
 
 
-def _say(what: str) -> None:
-    click.secho(f"gradcomp: {what}", err=True, fg="yellow")
+def _print_notice(notice: str) -> None:
+    click.secho(f"gradcomp: {notice}", err=True, fg="yellow")

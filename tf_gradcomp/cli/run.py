@@ -288,14 +288,14 @@ def _given(workers: int | None, args: tuple[str, ...]) -> int:
         return workers
     raise click.UsageError(
         "Missing option '-n', the number of workers to start on this machine."
-        f"{workers_behind(args)} Only with hosts (-H), or where srun or mpirun starts several "
-        "gradcomp, it is not needed."
+        f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun or "
+        "mpirun, do not need it."
     )
 
 
-def workers_behind(args: Sequence[str]) -> str:
+def misplaced_workers_hint(args: Sequence[str]) -> str:
     """Returns a hint if the number of workers is among the program's own arguments."""
-    return "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
+    return "" if {"-n", "--workers"}.isdisjoint(args) else " Put -n before the program."
 
 
 def _refuse_nested_start() -> None:

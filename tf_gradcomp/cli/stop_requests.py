@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tf_gradcomp.cli.output import WorkerOutput, discard_unread_output, leave_terminal
+from tf_gradcomp.cli.output import WorkerOutput, discard_terminal_output, discard_unread_output
 from tf_gradcomp.launch import LocalJob
 
-_LONGEST = 1e8  # seconds, of a timer
+_LONGEST = 1e8  # the longest timer, in seconds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequests:
-    """The signals to end that gradcomp has received, kept until a job can receive them.
+    """Collects signals to end, until a job can receive them.
 
-    A job that does not end may be waiting for a reader of its output. In this case, the output is
-    discarded.
+    A job that does not end may be waiting for a reader of its output. In this case, gradcomp
+    discards the output.
     """
 
     def __init__(self, grace: float) -> None:
@@ -36,14 +36,14 @@ class StopRequests:
         _alarm_in(0 if self._stops else self._grace)
         self._stops = True
         if signum == signal.SIGHUP:
-            leave_terminal()
+            discard_terminal_output()
         if self._job is None:
             self._early.append(signum)
         else:
             self._stop(signum)
 
     def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
-        """Stops the job by the signals so far, and by later signals."""
+        """Passes earlier and later signals to the job."""
         self._job, self._shown = job, shown
         for signum in self._early:
             self._stop(signum)
@@ -57,7 +57,7 @@ class StopRequests:
 def _alarm_in(seconds: float) -> None:
     """Sends this process SIGALRM after some seconds and then every second.
 
-    It repeats because each alarm frees one write that waits for a reader.
+    The alarm repeats because each signal unblocks only one write that waits for a reader.
     """
     signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 0.1), _LONGEST), 1)
 

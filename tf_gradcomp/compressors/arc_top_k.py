@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.plannable import (
     whole,
 )
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
+from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of blocks
@@ -145,7 +145,7 @@ class ArcTopK(Plannable):
         )
         signs = _signs(inputs.step, self.block)
         sketch = _joined([one.sketch(signs) for one in variables], own_finite)
-        sketch = yield from unless_empty(tf.cast(sketch, SKETCHED), AllReduce)
+        sketch = yield from request_unless_empty(tf.cast(sketch, SKETCHED), AllReduce)
         sketches = tf.split(sketch, [one.sketch_size for one in variables])
         chosen = [one.choose(part) for one, part in zip(variables, sketches, strict=True)]
 
@@ -153,7 +153,7 @@ class ArcTopK(Plannable):
         values = _joined([one.take(blocks) for one, blocks in pairs], own_finite)
         flag = tf.where(own_finite, 0.0, math.nan)
         totals = yield AllReduce(tf.concat([values, [flag]], 0))
-        totals, fits = unless_too_large(totals, tf.math.is_finite(totals[-1]))
+        totals, fits = zero_if_too_large(totals, tf.math.is_finite(totals[-1]))
         gone = tf.logical_and(tf.math.is_finite(totals[-1]), inputs.finite)
 
         def keep_rest() -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import unless_too_large
+from tf_gradcomp.compressors.sums import zero_if_too_large
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
 FLOAT_BITS = 32
@@ -26,7 +26,7 @@ def sum_chosen(
     """Sums the chosen entries; returns the reduced gradients, and whether they are finite."""
     values = ops.chunk_take(chunked, offsets, own_finite)
     totals = yield AllReduce(values)
-    totals, fits = unless_too_large(totals, tf.math.is_finite(totals[-1]))
+    totals, fits = zero_if_too_large(totals, tf.math.is_finite(totals[-1]))
     reduced, finite = ops.chunk_apply(
         chunked, offsets, totals, own_finite, inputs.finite, filter=filter
     )

@@ -96,6 +96,6 @@ def _check(field: str, value: Any, dtypes: Sequence[tf.DType], shape: Sequence[i
 def _check_some(field: str, value: tf.Tensor) -> None:
     if value.shape.num_elements() == 0:
         raise ValueError(
-            f"{field} must not be empty; `unless_empty` of compressors/sums.py yields no request "
-            "for an empty vector."
+            f"{field} must not be empty; send a vector that may be empty through "
+            "`request_unless_empty` of compressors/sums.py."
         )

@@ -11,7 +11,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.per_variable import is_share, is_whole_number
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import unless_too_large
+from tf_gradcomp.compressors.sums import zero_if_too_large
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 _ROWS = (1, 3, 5)
@@ -155,7 +155,7 @@ class CountSketch(Compressor):
             )
             return tf.concat([by_number[number] for number in range(len(specs))], 0)
 
-        totals, fits = unless_too_large(by_tensor(whole_sum, total), finite)
+        totals, fits = zero_if_too_large(by_tensor(whole_sum, total), finite)
         reduced, finite = ops.chunk_apply(
             chunked,
             offsets,

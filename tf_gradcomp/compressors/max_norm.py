@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
-from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
+from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.ops.payload import MAX_NORM
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
@@ -174,7 +174,7 @@ class MaxNormQuantization(Plannable):
             [_code_width(coarse, replicas) for coarse in bits],
         )
         given = [tf.where(finite, parts[number], 0.0) for number in whole]
-        answer = yield from unless_empty(tf.concat([tf.zeros([0]), *given], 0), AllReduce)
+        answer = yield from request_unless_empty(tf.concat([tf.zeros([0]), *given], 0), AllReduce)
 
         totals = dict(zip(whole, _split(answer, given), strict=True))
         rests = dict(zip(whole, map(tf.zeros_like, given), strict=True))
@@ -185,7 +185,7 @@ class MaxNormQuantization(Plannable):
             total = tf.cast(sums[i] - replicas * (2 ** bits[i] - 1), tf.float32)
             totals[number] = scales[i] * (total / steps)
             rests[number] = values[i] - scales[i] * (codes[i] / steps)
-        total, fits = unless_too_large(_joined(totals), finite)
+        total, fits = zero_if_too_large(_joined(totals), finite)
         reduced, finite = ops.chunk_apply(
             chunked,
             offsets,
@@ -336,7 +336,9 @@ def _sum(
         int64 vectors.
     """
     words = list(map(_packed, numbers, widths))
-    answer = yield from unless_empty(tf.concat([tf.zeros([0], tf.int64), *words], 0), AllReduce)
+    answer = yield from request_unless_empty(
+        tf.concat([tf.zeros([0], tf.int64), *words], 0), AllReduce
+    )
     return [
         _unpacked(part, width, number.shape.num_elements())
         for part, width, number in zip(_split(answer, words), widths, numbers, strict=True)

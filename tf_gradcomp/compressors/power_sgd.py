@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.plannable import (
     whole,
 )
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import unless_empty
+from tf_gradcomp.compressors.sums import request_unless_empty
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"
@@ -170,7 +170,7 @@ class PowerSGD(Plannable):
         )
         left_sum = yield AllReduce(left)
         left, right, finite = ops.power_sgd_right(residuals, gradients, left_sum, ranks=ranks)
-        right_sum = yield from unless_empty(right, AllReduce)
+        right_sum = yield from request_unless_empty(right, AllReduce)
         reduced, finite = ops.power_sgd_reduce(
             residuals,
             gradients,

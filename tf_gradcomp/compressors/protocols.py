@@ -85,8 +85,8 @@ def residual_scale(compressor: Compressor) -> float:
 def payload_bytes(compressor: Compressor, specs: Sequence[GradientSpec]) -> int | None:
     """Returns the bytes that a replica sends in a step; None if shapes do not determine it.
 
-    Advice measures gradients of other shapes than the model's. If this is None, it assumes bytes
-    proportional to the number of elements.
+    Advice measures gradients with other shapes than the model's gradients. For None, advice assumes
+    bytes proportional to the number of elements.
     """
     return compressor.payload_bytes(specs) if isinstance(compressor, KnowsPayload) else None
 

@@ -23,7 +23,7 @@ from tf_gradcomp.compressors.plannable import (
     sum_of_squares,
 )
 from tf_gradcomp.compressors.requests import Broadcast, Request
-from tf_gradcomp.compressors.sums import unless_empty
+from tf_gradcomp.compressors.sums import request_unless_empty
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (
@@ -166,7 +166,9 @@ class ScaleCom(Plannable):
         leads = leader(inputs.step, inputs.size)
         offsets, own_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
         if self.value_bits == FLOAT_BITS:
-            offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leads))
+            offsets = yield from request_unless_empty(
+                offsets, lambda words: Broadcast(words, leads)
+            )
             reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
         else:
             reduced, finite = yield from sum_in_few_bits(

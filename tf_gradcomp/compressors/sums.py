@@ -32,12 +32,12 @@ def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.T
     return Exchanged(reduced, finite, tensor_bytes)
 
 
-def unless_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def zero_if_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Replaces a sum by zeros if the sum is not finite although all its terms are finite.
 
-    The method then continues as if it had sent the terms, and the step is skipped. Terms that
-    return to the residuals would make the sums of all later steps too large as well. Returns the
-    sum or zeros, and whether the sum fits.
+    The step is then skipped, and the method discards the terms: in the residuals, they would make
+    the sums of all later steps too large as well. Returns the sum or zeros, and whether the sum
+    fits.
     """
     finite = tf.reduce_all(tf.math.is_finite(total))
     too_large = tf.logical_and(given_finite, tf.logical_not(finite))
@@ -48,13 +48,13 @@ def unless_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tens
 OneRequest = TypeVar("OneRequest", bound=Request)
 
 
-def unless_empty(
+def request_unless_empty(
     vector: tf.Tensor, request: Callable[[tf.Tensor], OneRequest]
 ) -> Generator[OneRequest, tf.Tensor, tf.Tensor]:
-    """Asks for a vector to be communicated.
+    """Requests the communication of a vector, unless the vector is empty.
 
-    If the vector is known to be empty when the graph is built, nothing is requested. If its length
-    may change between steps, with the settings, a zero is sent in steps with an empty vector.
+    If the graph does not determine the vector's length, because settings change between steps, a
+    zero is sent in place of an empty vector.
     """
     length = vector.shape.num_elements()
     if length == 0:

@@ -63,10 +63,10 @@ class Coding:
 
 
 class _Entries(NamedTuple):
-    """Entries of all tensors, in their order, and the words of tensors sent whole.
+    """The entries of all tensors in order, and the words of tensors that are sent whole.
 
     Attributes:
-        places: int32 [..., entries], in the flattened tensor, as unsigned numbers.
+        places: int32 [..., entries], unsigned positions in the flattened tensor.
         values: float32 [..., entries].
         whole: int32 [..., words].
     """
@@ -127,14 +127,14 @@ class ShortPayloads:
         """Encodes like `ops.top_k_encode`; rounding errors stay in the residuals."""
         plain, _ = ops.top_k_encode(residuals, gradients, step, **self._layout)
         bodies, finite, _ = ops.payload_read(plain[tf.newaxis], step, **self._header)
-        own = self._apart(bodies[0])
+        own = self._split_body(bodies[0])
         scales, codes, sent = self._coded(own.values)
         counts, places = self._in_chunks(own.places)
         body = tf.concat([scales, counts, places, codes, own.whole], 0)
         payload = ops.payload_write(body, step, finite, **self._header)
         if self._coding.value_bits != FLOAT_BITS:
             rests = _Entries(own.places, own.values - sent, tf.zeros_like(own.whole))
-            left = ops.payload_write(self._together(rests), step, finite, **self._header)
+            left = ops.payload_write(self._join_body(rests), step, finite, **self._header)
             ops.top_k_put_back(residuals, left, **self._layout)
         return payload, self._tensor_bytes()
 
@@ -151,7 +151,7 @@ class ShortPayloads:
         return ops.top_k_decode(plain, step, shapes=shapes, **self._layout)
 
     def put_back(self, residuals: Sequence[tf.Tensor], payload: tf.Tensor) -> Any:
-        """Puts entries back like `ops.top_k_put_back`."""
+        """Restores entries like `ops.top_k_put_back`."""
         return ops.top_k_put_back(residuals, self.as_plain(payload), **self._layout)
 
     def as_plain(self, payload: tf.Tensor) -> tf.Tensor:
@@ -174,15 +174,15 @@ class ShortPayloads:
             counts = tf.cast(_unpacked(counts, count_bits, chunks), tf.int64)
             places = self._out_of_chunks(counts, _unpacked(places, self._coding.place_bits, number))
         values = self._decoded(scales, codes)
-        plain = self._together(_Entries(places, values, whole))
+        plain = self._join_body(_Entries(places, values, whole))
         return ops.payload_write(plain, self._step, finite, **self._header)
 
-    def _apart(self, body: tf.Tensor) -> _Entries:
+    def _split_body(self, body: tf.Tensor) -> _Entries:
         of_each = (tf.gather(body, at) for at in (self._at_places, self._at_values))
         places, values = of_each
         return _Entries(places, tf.bitcast(values, tf.float32), tf.gather(body, self._at_whole))
 
-    def _together(self, entries: _Entries) -> tf.Tensor:
+    def _join_body(self, entries: _Entries) -> tf.Tensor:
         at = [self._at_places, self._at_values, self._at_whole]
         return tf.dynamic_stitch(
             at, [entries.places, tf.bitcast(entries.values, tf.int32), entries.whole]
@@ -206,7 +206,7 @@ class ShortPayloads:
         return decode_values(scales[tf.newaxis], codes[tf.newaxis], self._scale_of, bits)[0]
 
     def _in_chunks(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the words of the entries' numbers in all chunks, and of places in their chunk."""
+        """Returns the words with the number of entries in each chunk, and with places in chunks."""
         chunk = self._coding.chunk
         if chunk is None:
             return tf.zeros([0], tf.int32), places
@@ -218,7 +218,7 @@ class ShortPayloads:
         return _packed(counts, chunk.bit_length()), _packed(own, self._coding.place_bits)
 
     def _out_of_chunks(self, counts: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-        """Returns positions in the tensors; arbitrary numbers if counts belong to no payload."""
+        """Returns positions in the tensors; arbitrary numbers if the counts are malformed."""
         rank = tf.range(tf.size(own, tf.int64), dtype=tf.int64)
         chunk_of = tf.searchsorted(tf.cumsum(counts), rank, "right", tf.int64)
         places = (chunk_of - self._first_chunk) * (self._coding.chunk or 0) + tf.cast(own, tf.int64)
@@ -230,20 +230,20 @@ class ShortPayloads:
 
 
 def _runs(lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns for each member of runs of given lengths its run, and its position in the run."""
+    """Returns for each member of runs with these lengths its run, and its position in the run."""
     run = tf.repeat(tf.range(tf.size(lengths, tf.int64), dtype=tf.int64), lengths)
     first = tf.gather(tf.cumsum(lengths, exclusive=True), run)
     return run, tf.range(tf.size(run, tf.int64), dtype=tf.int64) - first
 
 
 def words_of(number: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns the number of words of a number of codes; int32, because their bits may overflow."""
+    """Returns the number of words for a number of codes, without an overflow of int32 bits."""
     whole, rest = number // _WORD_BITS, number % _WORD_BITS
     return whole * bits - (-rest * bits // _WORD_BITS)
 
 
 def _overlaps(bits: int) -> list[tuple[int, int, int]]:
-    """Returns for 32 codes which words they lie in: code, word and left shift in the word."""
+    """Returns the words of 32 codes, as triples: code, word, and left shift in the word."""
     of_all = ((code, code * bits // _WORD_BITS, code * bits % _WORD_BITS) for code in range(32))
     return [
         (code, word + more, shift - _WORD_BITS * more)

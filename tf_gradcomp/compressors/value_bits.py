@@ -16,7 +16,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, SUMMED_BITS
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
-from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
+from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 from tf_gradcomp.ops.payload import SCALECOM
 
 VALUE_BITS = (FLOAT_BITS, SUMMED_BITS, 8, 4, 1)
@@ -44,10 +44,10 @@ def sum_in_few_bits(
         own = tf.gather(ops.chunk_take(chunked, offsets, own_finite), split.coded)
         scales = _largest(own, split.scale_of, split.counts)
         words = tf.concat([offsets, tf.bitcast(scales, tf.int32)], 0)
-    words = yield from unless_empty(words, lambda payload: Broadcast(payload, leader))
+    words = yield from request_unless_empty(words, lambda payload: Broadcast(payload, leader))
     offsets, scales = tf.split(words, [tf.size(offsets), tf.size(words) - tf.size(offsets)])
     taken = ops.chunk_take(chunked, offsets, own_finite)
-    whole = yield from unless_empty(tf.gather(taken, split.whole), AllReduce)
+    whole = yield from request_unless_empty(tf.gather(taken, split.whole), AllReduce)
     # A non-finite value has no share of a scale: zeros are sent, with a flag.
     values = tf.where(own_finite, tf.gather(taken, split.coded), 0.0)
     if bits == SUMMED_BITS:
@@ -60,7 +60,7 @@ def sum_in_few_bits(
             "fingerprint": fingerprint,
         }
         coded = yield from gather_codes(values, split, inputs, own_finite, bits, header)
-    totals, fits = unless_too_large(_joined(split, whole, coded.total), coded.finite)
+    totals, fits = zero_if_too_large(_joined(split, whole, coded.total), coded.finite)
     totals = tf.concat([totals, [0.0]], 0)
     rests = _joined(split, tf.zeros_like(whole), values - coded.sent)
     finite = tf.logical_and(coded.finite, inputs.finite)

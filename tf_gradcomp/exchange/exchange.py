@@ -80,7 +80,7 @@ class GradientExchange(HookedExchange, tf.Module):
         object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
-        self.told_of_lost_residuals = False  # when a file was loaded
+        self.warned_of_lost_residuals = False  # when a file was loaded
         self.take_step = take_step
 
     def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
@@ -108,11 +108,11 @@ class GradientExchange(HookedExchange, tf.Module):
             new = setup.variables
             self.facts, self.step = new.facts, new.step
             self.saving = Saving(group)
-            self.saving.take_over([], [self.step])
+            self.saving.register([], [self.step])
             for name, of_all in new.state.items():
                 alike = name in (SECOND_MOMENT, LARGEST)
-                self.saving.take_over(of_all, [], self.facts.nothing_kept, alike=alike)
-            self.saving.take_over(new.job_state.values(), [])
+                self.saving.register(of_all, [], self.facts.nothing_kept, alike=alike)
+            self.saving.register(new.job_state.values(), [])
             # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
@@ -261,7 +261,7 @@ class GradientExchange(HookedExchange, tf.Module):
         converted = convert_restored(replicas, inner, dense, by_python=by_python)
         local_replica = members[0].local_replica
         with tf.control_dependencies([converted]):
-            warn_of_lost_residuals(self.setup, local_replica, lambda: self.told_of_lost_residuals)
+            warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
@@ -290,7 +290,7 @@ class GradientExchange(HookedExchange, tf.Module):
             return []
         # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
         tell_user("One replica: gradients are not exchanged.")
-        warn_of_lost_residuals(self.setup, 0, lambda: self.told_of_lost_residuals)
+        warn_of_lost_residuals(self.setup, 0, lambda: self.warned_of_lost_residuals)
         return self.take_residuals(gradients, variables, scale, inner)
 
     def take_residuals(
@@ -329,7 +329,7 @@ class GradientExchange(HookedExchange, tf.Module):
         return numbers
 
     def _after_change(self) -> None:
-        self.saving.recollect()
+        self.saving.collect_again()
 
 
 def residual_norm(exchange: GradientExchange) -> float:

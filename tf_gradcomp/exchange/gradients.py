@@ -29,12 +29,12 @@ def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSp
     return [spec for spec in specs if spec.dtype in _DTYPES]
 
 
-def values_unless(
+def values_or_fill(
     finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices, value: float
 ) -> tf.Tensor | tf.IndexedSlices:
     """Returns a gradient or, if not `finite`, `value` everywhere in the form of the gradient."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = values_unless(finite, gradient.values, value)
+        values = values_or_fill(finite, gradient.values, value)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return tf.cond(
         finite,

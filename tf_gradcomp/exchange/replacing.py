@@ -1,4 +1,4 @@
-"""Runs a program with another method than its own, as `GRADCOMP_COMPRESSOR` says."""
+"""Replaces a program's compression method by the method in `GRADCOMP_COMPRESSOR`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tf_gradcomp.groups.notices import tell_user
 _used: set[str] = set()  # texts of the variable that have replaced a method
 
 
-def method_in_place_of(given: Any) -> Any:
-    """Returns the method that the variable names; without the variable, the given one."""
+def replacement_of(given: Any) -> Any:
+    """Returns the method that the variable names; without the variable, `given`."""
     text = os.environ.get(COMPRESSOR)
     if not text:
         return given
@@ -37,7 +37,7 @@ def fact() -> Mapping[str, str | None]:
     return {COMPRESSOR: os.environ.get(COMPRESSOR)}
 
 
-def tell_without_effect() -> None:
+def report_no_effect() -> None:
     """Tells the user, if the variable is set, that the program has no method to replace."""
     text = os.environ.get(COMPRESSOR)
     if text:
@@ -49,7 +49,7 @@ def tell_without_effect() -> None:
 
 
 @atexit.register
-def _tell_at_the_end() -> None:
+def _report_at_exit() -> None:
     if os.environ.get(COMPRESSOR) not in _used:
         with contextlib.suppress(ValueError):  # Horovod may be shut down
-            tell_without_effect()
+            report_no_effect()

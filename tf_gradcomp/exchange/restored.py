@@ -179,9 +179,9 @@ def _move_moments(
         if _is_known(tf.equal(is_taken, takes[place])):
             since.append(handover.since[place] if takes[place] else 0)
         elif takes[place]:
-            since.append(handover.take(place, tf.logical_not(is_taken)))
+            since.append(handover.to_replicas(place, tf.logical_not(is_taken)))
         else:
-            handover.give_back(place, is_taken)
+            handover.to_inner(place, is_taken)
             since.append(0)
     return since
 

@@ -41,7 +41,7 @@ class Unfinished(Protocol):
         """Finishes the work; all processes call it between the same two steps."""
 
     def rolled_back(self) -> contextlib.AbstractContextManager[None]:
-        """Within this context, this process has the state from before the work."""
+        """Gives this process the state from before the work, within this context."""
 
     def abandon(self) -> None:
         """Forgets the work, because a checkpoint overwrites the changed variables."""
@@ -87,7 +87,7 @@ class Saving:
         self._counters: list[Counter] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
-        self._all_save = False
+        self._saving_on_all = False
         self._assigned = 0
         self._unfinished: Unfinished | None = None
 
@@ -99,7 +99,7 @@ class Saving:
     def _is_pending(self) -> bool:
         return self._unfinished is not None and self._unfinished.pending
 
-    def take_over(
+    def register(
         self,
         variables: Iterable[Any],
         counters: Sequence[Counter],
@@ -147,7 +147,7 @@ class Saving:
         self._sums = dict(zip(self._summed, totals, strict=True))
         self._collected_at = counts
 
-    def recollect(self) -> None:
+    def collect_again(self) -> None:
         """Forgets collected sums, and collects again if they were collected under a strategy.
 
         All processes must call it after the same change between two steps.
@@ -174,7 +174,7 @@ class Saving:
         return self._collected_at == self.counts()
 
     def as_finished(self) -> contextlib.AbstractContextManager[None]:
-        """Within this context, this process has the state from before unfinished work."""
+        """Gives this process the state from before unfinished work, within this context."""
         unfinished = self._unfinished
         return (
             unfinished.rolled_back()
@@ -183,27 +183,27 @@ class Saving:
         )
 
     @contextlib.contextmanager
-    def all_save(self) -> Iterator[None]:
-        """Within this context, all processes save, and the sums are collected at that time."""
-        self._all_save = True
+    def saving_on_all(self) -> Iterator[None]:
+        """Declares that all processes save within this context; a read then collects the sums."""
+        self._saving_on_all = True
         try:
             yield
         finally:
-            self._all_save = False
+            self._saving_on_all = False
 
     def read(self, variable: Any) -> np.ndarray:
         """Returns the value of a variable for a checkpoint.
 
         Raises:
-            ValueError: Under Horovod, if the sum has not been collected since the last step and
-                the rank's own value was not asked for. Under a strategy, if this save was begun
-                without this object.
+            ValueError: Under Horovod, if the sum has not been collected since the last step, unless
+                the rank reads its own value. Under a strategy, if this save began without this
+                object.
         """
         own = native(variable)
         one = self._summed.get(id(own))
         if one is None:
             return np.asarray(variable.numpy())
-        if self._all_save and not self.is_collected:
+        if self._saving_on_all and not self.is_collected:
             self.collect()
         if self.is_collected and id(own) in self._sums:
             return self._sums[id(own)]
@@ -228,7 +228,7 @@ class Saving:
         variable.assign(value / one.group.size if one and not one.by_strategy else value)
 
     def is_per_process(self, variable: Any) -> bool:
-        """Returns whether each process has its own variable, which no strategy has replicated."""
+        """Returns whether each process has its own copy of a variable, without a strategy."""
         one = self._summed.get(id(native(variable)))
         return one is not None and not one.by_strategy
 
@@ -237,7 +237,7 @@ class Saving:
         return [int(counter.numpy()) for counter in self._counters]
 
     def state_id(self) -> list[int]:
-        """Numbers that name one state of the variables, equal on all processes."""
+        """Numbers that identify a state of the variables, equal on all processes."""
         return [*self.counts(), self._assigned]
 
     def _hook(self, variable: tf.Variable) -> None:
@@ -269,7 +269,7 @@ def _total(one: _Summed, label: str = "") -> tf.Tensor:
 
 
 def _pieces(summed: Iterable[_Summed]) -> Iterator[list[_Summed]]:
-    """Yields variables in order, in lists that one collective sums."""
+    """Yields variables in order, in lists that are each summed by one collective."""
     piece: list[_Summed] = []
     size = 0
     for one in summed:

@@ -78,7 +78,7 @@ class Group(Processes):
         """The devices of this process's replicas."""
 
     @abc.abstractmethod
-    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Gives variables the values of the first replica, unless they are equal anyway."""
 
     @property

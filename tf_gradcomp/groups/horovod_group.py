@@ -145,7 +145,7 @@ class HorovodGroup(Group):
         if not self._hvd.is_initialized():
             raise ValueError("Horovod was shut down, so its processes cannot reach each other.")
 
-    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Gives variables the values of the first rank; all ranks must have the same variables.
 
         Raises:

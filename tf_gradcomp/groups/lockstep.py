@@ -100,7 +100,7 @@ def lockstep_communicators(size: int) -> list[Communicator]:
     return [LockstepCommunicator(size, rank, meetings) for rank in range(size)]
 
 
-class OfEachReplica:
+class LockstepVariable:
     """Represents a variable with a separate value for each replica in lockstep; never saved."""
 
     aggregation = tf.VariableAggregation.NONE
@@ -133,7 +133,7 @@ class LockstepGroup(Group):
         return lockstep_communicators(self.size)
 
     def local(self, variable: Any, local_replica: int) -> tf.Variable:
-        if isinstance(variable, OfEachReplica):
+        if isinstance(variable, LockstepVariable):
             return variable.variables[local_replica]
         return variable
 
@@ -143,7 +143,7 @@ class LockstepGroup(Group):
         def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Any:
             if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ:
                 return next_creator(**kwargs)
-            return OfEachReplica([next_creator(**kwargs) for _ in range(self.size)])
+            return LockstepVariable([next_creator(**kwargs) for _ in range(self.size)])
 
         with tf.variable_creator_scope(create):
             return make()
@@ -151,7 +151,7 @@ class LockstepGroup(Group):
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
         return value
 
-    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: there is one process."""
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:

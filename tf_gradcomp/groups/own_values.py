@@ -1,4 +1,4 @@
-"""A process's own variables under a strategy: created outside its scope, and read without a sum."""
+"""Creates variables outside a strategy's scope, and reads a process's own parts of variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _owners: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("ow
 
 @contextlib.contextmanager
 def reading_own(*owners: object) -> Iterator[None]:
-    """Within this context, some owners of variables read only this process's parts."""
+    """Has some owners of variables read only this process's parts, within this context."""
     token = _owners.set((*_owners.get(), *owners))
     try:
         yield

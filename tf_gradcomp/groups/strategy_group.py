@@ -37,7 +37,7 @@ class StrategyGroup(Group):
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
 
-    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: strategies create variables with equal values."""
 
     def create(self, make: Callable[[], Result]) -> Result:

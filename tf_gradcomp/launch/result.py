@@ -27,15 +27,15 @@ _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
 class WorkerEnd:
     """The end of one worker."""
 
-    index: int  # which worker
-    returncode: int  # its exit code, or minus the number of the signal that ended it
-    seconds: float  # when it ended, since the start of the job
-    ended_by_launcher: bool = False  # whether the launcher had already sent it a signal
-    stderr_tail: tuple[str, ...] = ()  # the last lines it wrote to stderr
+    index: int  # the number of the worker
+    returncode: int  # the exit code, or minus the number of the signal that ended the worker
+    seconds: float  # from the start of the job to the end of the worker
+    ended_by_launcher: bool = False  # whether the launcher had already sent a signal
+    stderr_tail: tuple[str, ...] = ()  # the worker's last lines on stderr
 
     @property
     def failed_by_itself(self) -> bool:
-        """Returns whether it failed, and not because the launcher ended it."""
+        """Returns whether the worker failed before the launcher ended it."""
         return self.returncode != 0 and not self.ended_by_launcher
 
     @property
@@ -51,13 +51,13 @@ class WorkerEnd:
         return f"killed by {_signal_name(-self.returncode)}"
 
     @property
-    def was_left(self) -> bool:
-        """True if the error of this worker says that it has lost another worker."""
+    def lost_another(self) -> bool:
+        """True if this worker's error reports the loss of another worker."""
         return bool(_LOST_OTHERS.search(self.error))
 
     @property
     def error(self) -> str:
-        """The line of its stderr that best explains its failure; empty if there is none."""
+        """The line of the worker's stderr that best explains its failure; empty if none does."""
         if self.returncode == -signal.SIGKILL:
             return ""  # No process can write anything after SIGKILL.
         return _error_line(self.stderr_tail)
@@ -68,8 +68,8 @@ class JobResult:
     """The end of a job."""
 
     ends: tuple[WorkerEnd, ...]  # the ends of the workers, in their order
-    timed_out: float | None = None  # the time limit of the job in seconds, if it was reached
-    stop_signal: int | None = None  # the signal by which the user ended the job, if one did
+    timed_out: float | None = None  # the time limit of the job in seconds, if the job reached it
+    stop_signal: int | None = None  # the user's signal that ended the job, if there was one
 
     @property
     def first_failure(self) -> WorkerEnd | None:
@@ -78,15 +78,15 @@ class JobResult:
         A failing worker closes its connections before it ends, so other workers may end earlier.
         """
         failed = [end for end in self.ends if end.failed_by_itself]
-        return next((end for end in failed if not end.was_left), next(iter(failed), None))
+        return next((end for end in failed if not end.lost_another), next(iter(failed), None))
 
     @property
     def exit_code(self) -> int:
         """The exit code of the whole job.
 
-        It is the exit code of the worker that failed first; 128 plus the signal's number if the
-        user ended the job; 124, as with `timeout`, if the time was over; 0 if all workers ended
-        without an error.
+        If a worker failed, the job has the exit code of the worker that failed first. Otherwise the
+        code is 128 plus the signal's number if the user ended the job; 124, as with `timeout`, at
+        the time limit; or 0.
         """
         if self.first_failure is not None:
             return self.first_failure.exit_code
@@ -118,7 +118,10 @@ class JobResult:
         """Reports in a few lines which worker died first and why, and how the others ended."""
         first = self.first_failure
         if first is not None:
-            return [*_left_lines(first, self._left_before(first)), *self._failure_lines(first)]
+            return [
+                *_early_exit_lines(first, self._early_exits(first)),
+                *self._failure_lines(first),
+            ]
         if self.stop_signal is not None:
             return [f"stopped by {_signal_name(self.stop_signal)}."]
         if self.timed_out is not None:
@@ -126,33 +129,33 @@ class JobResult:
             names = ", ".join(map(str, ended))
             return [
                 f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}.",
-                *(_left_while_waited(end) for end in self.ends if not end.ended_by_launcher),
+                *(_early_exit_line(end) for end in self.ends if not end.ended_by_launcher),
             ]
         return []
 
-    def _left_before(self, first: WorkerEnd) -> list[WorkerEnd]:
-        """The workers that ended without an error, if the first failed worker misses them."""
+    def _early_exits(self, first: WorkerEnd) -> list[WorkerEnd]:
+        """Returns the workers that ended without an error, if the first failure is their loss."""
         before = self.ends[: self.ends.index(first)]
-        return [end for end in before if first.was_left and end.returncode == 0]
+        return [end for end in before if first.lost_another and end.returncode == 0]
 
     def _failure_lines(self, first: WorkerEnd) -> list[str]:
-        left = self._left_before(first)
-        others = [end for end in self.ends if end is not first and end not in left]
-        same = [end for end in others if first.error and _told(end) == _told(first)]
+        early = self._early_exits(first)
+        others = [end for end in self.ends if end is not first and end not in early]
+        same = [end for end in others if first.error and _manner(end) == _manner(first)]
         if same and len(same) + 1 == len(self.ends):
             return [_failure_line("all workers died with the same error", first)]
-        lines = [_failure_line(f"worker {first.index} died{'' if left else ' first'}", first)]
+        lines = [_failure_line(f"worker {first.index} died{'' if early else ' first'}", first)]
         if same:
             lines.append(f"{_names(sorted(same, key=_index))} followed, with the same error.")
         return lines + [_other_line(end) for end in others if end not in same]
 
 
 def same_but_for_numbers(text: str) -> str:
-    """The text without the parts in which equal errors differ between workers."""
+    """Returns the text without the parts in which equal errors differ between workers."""
     return _OF_A_WORKER.sub("#", text)
 
 
-def _told(end: WorkerEnd) -> tuple[bool, str, str]:
+def _manner(end: WorkerEnd) -> tuple[bool, str, str]:
     return end.failed_by_itself, end.how, same_but_for_numbers(end.error)
 
 
@@ -164,17 +167,17 @@ def _names(ends: Sequence[WorkerEnd]) -> str:
     return f"worker{'s' if len(ends) > 1 else ''} {', '.join(str(end.index) for end in ends)}"
 
 
-def _left_lines(first: WorkerEnd, left: Sequence[WorkerEnd]) -> list[str]:
+def _early_exit_lines(first: WorkerEnd, early: Sequence[WorkerEnd]) -> list[str]:
     return [
-        f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and worker "
+        f"worker {end.index} early first, after {end.seconds:.1f} s, without an error, and worker "
         f"{first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
-        for end in left
+        for end in early
     ]
 
 
-def _left_while_waited(end: WorkerEnd) -> str:
+def _early_exit_line(end: WorkerEnd) -> str:
     return (
-        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the other workers "
+        f"worker {end.index} had early after {end.seconds:.1f} s, {end.how}. If the other workers "
         f"waited for it, this is the cause. {_SAME_STEPS}"
     )
 
@@ -204,14 +207,14 @@ def _signal_name(number: int) -> str:
 
 
 def _error_line(lines: tuple[str, ...]) -> str:
-    """Finds the line that best explains an error: of a traceback, of an abort, or the last."""
-    said = [line for line in lines if line.strip() and not LOG.match(line)]
-    if TRACEBACK in said:
-        error = _exception(said[len(said) - said[::-1].index(TRACEBACK) :])
+    """Returns the line that best explains an error: of a traceback, of an abort, or the last."""
+    errors = [line for line in lines if line.strip() and not LOG.match(line)]
+    if TRACEBACK in errors:
+        error = _exception(errors[len(errors) - errors[::-1].index(TRACEBACK) :])
         if error:
             return error[:_LONGEST]
-    fatal = [line for line in said if _FATAL.match(line)]
-    return (fatal or said or [""])[-1].strip()[:_LONGEST]
+    fatal = [line for line in errors if _FATAL.match(line)]
+    return (fatal or errors or [""])[-1].strip()[:_LONGEST]
 
 
 def _exception(after_traceback: list[str]) -> str:
@@ -220,9 +223,9 @@ def _exception(after_traceback: list[str]) -> str:
     flush_left = [line for line in after_traceback if not line[0].isspace() and line.strip("^~ ")]
     error = flush_left[0] if flush_left else ""
     if error.endswith((" Graph execution error:", ".call().")):
-        # TensorFlow names the node, and Keras the layer, and both say below what happened there.
-        said = [line for line in flush_left[1:] if not line.startswith("Detected at ")]
-        return " ".join([error, *said[:1]])
+        # TensorFlow names the node, and Keras the layer; the error itself follows below.
+        details = [line for line in flush_left[1:] if not line.startswith("Detected at ")]
+        return " ".join([error, *details[:1]])
     if error.endswith(" in user code:"):
         return f"{error} {after_traceback[-1].strip()}"  # AutoGraph's own, indented traceback.
     return error

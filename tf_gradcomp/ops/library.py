@@ -59,7 +59,7 @@ def load() -> ModuleType:
             f"{PATH.name}, built for TensorFlow {built_for(PATH)}, can't be loaded into "
             f"TensorFlow {tf.__version__}: {error.message}. {_how_to_rebuild()}"
         ) from error
-    _tell_where_nvrtc_is()
+    _set_nvrtc_path()
     return ops
 
 
@@ -119,7 +119,7 @@ def _simd() -> str:
     return library.tf_gradcomp_simd().decode()
 
 
-def _tell_where_nvrtc_is() -> None:
+def _set_nvrtc_path() -> None:
     """Passes the path of pip's NVRTC to the library; the system finds any other NVRTC."""
     try:
         spec = importlib.util.find_spec(_NVRTC_PACKAGE)

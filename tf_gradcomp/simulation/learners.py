@@ -35,7 +35,7 @@ from tf_gradcomp.simulation.checks import (
     shares,
 )
 from tf_gradcomp.simulation.gossip import learners_rounds
-from tf_gradcomp.simulation.lent_moments import LentMoments
+from tf_gradcomp.simulation.learners_moments import LearnersMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
@@ -116,7 +116,7 @@ class Learners:
         self.plans: list[Any] = []
         self._size = learners
         self._optimizer = model.optimizer
-        self._moments = LentMoments(model, self.exchange)
+        self._moments = LearnersMoments(model, self.exchange)
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         most = self.exchange.policy.max_dense_elements
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
@@ -134,7 +134,7 @@ class Learners:
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """Takes one step of all learners.
 
-        Afterwards, Adam's second moments stay with the learners until `fit` hands them back.
+        Afterwards, the learners keep Adam's second moments until the end of `fit`.
 
         Args:
             x: The inputs of one batch for all learners: an array, or a nest of arrays.
@@ -161,7 +161,7 @@ class Learners:
             if self.exchange.setup.preconditioner:
                 gradients = clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
-        self._moments.take_again()
+        self._moments.to_learners()
         comparison = Comparison(self.residuals) if similarity else None
         reduced = self._exchanged(all_gradients, comparison)
         if reduced.finite:
@@ -248,7 +248,7 @@ class Learners:
         try:
             history = self._epochs(batches, epochs, validation_data, on_step, training)
         finally:
-            self._moments.give_back()
+            self._moments.to_optimizer()
         optimizer = self.model.optimizer
         if epochs and isinstance(optimizer, keras.optimizers.Optimizer):  # not legacy
             optimizer.finalize_variable_values(self.model.trainable_variables)

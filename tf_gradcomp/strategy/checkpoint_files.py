@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.whole_files import folder_beside, move
+from tf_gradcomp.whole_files import move, temporary_folder
 
 Write = Callable[[str, tf.train.CheckpointOptions], Any]
 
@@ -18,11 +18,11 @@ _NUMBER = "[0-9]" * 5
 
 
 def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: Write) -> None:
-    """Writes a checkpoint by `write(prefix, options)` elsewhere, and moves its files to a prefix.
+    """Writes a checkpoint into a temporary folder, and moves its files to a prefix.
 
     An index identifies its data files only by their number. The new data files therefore get a
     number that no old files have, and the new index replaces the old index last. TensorFlow 2.15
-    does not let callers choose the number, so it writes in place.
+    does not let callers choose the number, so with that version the checkpoint is written in place.
     """
     if not hasattr(tf.train.experimental, "ShardingCallback"):
         write(prefix, options)
@@ -35,21 +35,21 @@ def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: 
     )
     folder, name = os.path.split(prefix)
     os.makedirs(folder or ".", exist_ok=True)
-    with folder_beside(prefix) as beside:
-        write(os.path.join(beside, name), options)
+    with temporary_folder(prefix) as temporary:
+        write(os.path.join(temporary, name), options)
         index = f"{name}.index"
-        names = sorted(os.listdir(beside), key=lambda one: one == index)
-        move({os.path.join(beside, one): os.path.join(folder, one) for one in names})
+        names = sorted(os.listdir(temporary), key=lambda one: one == index)
+        move({os.path.join(temporary, one): os.path.join(folder, one) for one in names})
     for path in old:
         if os.path.basename(path) not in names:
             os.remove(path)
 
 
 def _other_number(policy: Any, not_into: set[int]) -> Any:
-    """Returns a policy that splits like another, but avoids some numbers of files.
+    """Returns a policy that splits like `policy`, but avoids some numbers of files.
 
-    No other number is left if kills have left as many sets of data files as there are tensors. The
-    new data files then replace old files just before the index.
+    After as many kills as there are tensors, each number may have old data files. The new data
+    files then replace old files just before the index.
     """
 
     class OtherNumber(tf.train.experimental.ShardingCallback):

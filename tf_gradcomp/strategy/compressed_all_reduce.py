@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import as_tensors, native, values_unless
+from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.policy import LayerPolicy
 
@@ -117,7 +117,7 @@ def _reduced(
 
     def reduce(own: Sequence[Any]) -> list[Any]:
         reduced, finite = exchange.reduce(own, variables)
-        return [values_unless(finite, gradient, if_skipped) for gradient in reduced]
+        return [values_or_fill(finite, gradient, if_skipped) for gradient in reduced]
 
     def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
         return group.each_replica(reduce, args=(gradients,))

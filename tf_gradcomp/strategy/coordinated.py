@@ -29,7 +29,7 @@ _OWN_OF_RANK = (
 
 @contextlib.contextmanager
 def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
-    """Within this context, a process saves; the context's value is whether it writes the file.
+    """Coordinates a save within this context; yields whether this process writes the file.
 
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
@@ -59,13 +59,13 @@ def _coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
             yield True
 
 
-def writes_alone(kind: str, path: str) -> bool:
+def writes_file(kind: str, path: str) -> bool:
     """Returns whether this process writes to a path: False if the chief writes to the same path.
 
-    The workers write one `kind`, such as logs, after another.
+    All workers must write files of a `kind`, such as logs, in the same order.
     """
     strategy = strategy_of_workers()
-    return strategy is None or strategy.saves.writes_alone(kind, _comparable(path))
+    return strategy is None or strategy.saves.writes_file(kind, _comparable(path))
 
 
 def _comparable(path: str) -> str:
@@ -106,7 +106,7 @@ def save_model(root: Any, path: str, write: Callable[[str], Any]) -> Any:
 def _savings_in(root: Any) -> list[Saving]:
     parts = list(tf.train.TrackableView(root).descendants())
     held = getattr(root, "root", None)
-    if isinstance(held, weakref.ref):  # as Keras 2 has it; a view does not look into it
+    if isinstance(held, weakref.ref):  # Keras 2 has one; a view does not follow it
         parts += tf.train.TrackableView(held()).descendants()
     savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
     return savings + [saving for saving in owners_of(parts) if saving not in savings]

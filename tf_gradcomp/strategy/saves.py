@@ -19,8 +19,8 @@ _LATER_WAIT = 5.0  # after a wait has failed
 _BY_PATH_WAIT = 1.0
 _POLL = 10.0
 
-_OF_ALL = "This save holds the residuals of all %d workers."
-_OWN = (
+_SAVED_ALL = "This save holds the residuals of all %d workers."
+_SAVED_OWN = (
     "This save holds only the residuals of the chief, because the other workers did not save with "
     "it: a job that resumes from it lacks the gradients that the other workers have not sent yet. "
     "To save the residuals of all workers, save on all workers, or call optimizer.collect_state() "
@@ -31,10 +31,10 @@ _OWN = (
 class Saves:
     """Coordinates the workers of a strategy when they save.
 
-    A worker cannot know whether the others save as well: some programs save on all workers, and
-    some on the chief alone, while the other workers begin the next step. No collective therefore
-    begins before all workers have announced, by the coordination service, that they are at the same
-    save. A worker that has waited in vain saves its own state.
+    A worker cannot know whether the other workers save, too. Some programs save on all workers;
+    other programs save on the chief alone, while the other workers begin the next step. A
+    collective therefore begins only after all workers have reached the same barrier of the
+    coordination service. If the wait for other workers fails, a worker saves its own state.
 
     All workers may give the same path. The chief then writes the file, and the other workers wait
     until it is complete.
@@ -51,7 +51,7 @@ class Saves:
 
     @contextlib.contextmanager
     def coordinate(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
-        """Within this context, a worker saves; the context's value is whether it writes the file.
+        """Coordinates a save within this context; yields whether this worker writes the file.
 
         Equal paths are equal strings. Workers that leave the file to the chief raise OSError if the
         chief cannot write it.
@@ -61,7 +61,7 @@ class Saves:
             return
         keys = self._keys(savings, path)
         chief = self._group.is_first
-        number = self._tell(keys, path) if chief else None
+        number = self._announce(keys, path) if chief else None
         collected = all(saving.is_collected for saving in savings)
         joined = self._collect(savings, keys[0])
         if joined and not collected:
@@ -75,43 +75,43 @@ class Saves:
             if not chief:
                 yield number is None
             else:
-                with _telling_the_end(f"gradcomp/saved/{number}"):
+                with _announcing_end(f"gradcomp/saved/{number}"):
                     yield True
         if number is not None and not chief:
             _wait_for(f"gradcomp/saved/{number}", path)
 
-    def writes_alone(self, kind: str, path: str) -> bool:
-        """Returns whether this worker writes a file: to its own path, or for all workers."""
+    def writes_file(self, kind: str, path: str) -> bool:
+        """Returns whether this worker writes a file, to its own path or for all workers."""
         if self._group.processes == 1:
             return True
         self._orders[kind] += 1
         keys = [f"gradcomp/{kind}/{self._orders[kind]}"]
         if self._group.is_first:
-            self._tell(keys, path)
+            self._announce(keys, path)
             return True
         return self._written_by_chief(keys, path, self._wait) is None
 
     def _keys(self, savings: Sequence[Saving], path: str) -> list[str]:
-        """The names of this save: by its order among the saves at these steps, and by its path."""
+        """Returns two keys of a save: its number among the saves at these steps, and its path."""
         start = f"gradcomp/save/{json.dumps([saving.state_id() for saving in savings])}"
         keys = [start, f"{start}/{path}"]
         self._orders.update(keys)
         return [f"{key}/{self._orders[key]}" for key in keys]
 
-    def _tell(self, keys: Sequence[str], path: str) -> int:
+    def _announce(self, keys: Sequence[str], path: str) -> int:
         self._written += 1
         for key in keys:
             tf_private_files.announce(key, json.dumps([path, self._written]))
         return self._written
 
     def _collect(self, savings: Sequence[Saving], key: str) -> bool:
-        """Returns whether this worker has reason to expect that all workers save."""
+        """Collects the sums if all workers save; returns whether they do."""
         if all(saving.is_collected for saving in savings):
             if any(saving.keeps_sums for saving in savings):
-                tell_user(_OF_ALL % self._group.processes)
+                tell_user(_SAVED_ALL % self._group.processes)
             return True
-        if not tf_private_files.all_come(key, self._wait):
-            tell_user(_OWN)
+        if not tf_private_files.reach_barrier(key, self._wait):
+            tell_user(_SAVED_OWN)
             self._wait = _LATER_WAIT
             return False
         for saving in savings:
@@ -122,17 +122,17 @@ class Saves:
         """Returns the number of the chief's save to the same path; None if there is none."""
         for key in keys:
             try:
-                told: Any = json.loads(tf_private_files.announced(key, seconds) or "null")
+                announced: Any = json.loads(tf_private_files.announced(key, seconds) or "null")
             except ConnectionError:  # the chief has saved and ended, or never will
                 return None
-            if told and told[0] == path:
-                return told[1]
+            if announced and announced[0] == path:
+                return announced[1]
             seconds = _BY_PATH_WAIT
         return None
 
 
 @contextlib.contextmanager
-def _telling_the_end(key: str) -> Iterator[None]:
+def _announcing_end(key: str) -> Iterator[None]:
     problem = "it was interrupted"
     try:
         yield

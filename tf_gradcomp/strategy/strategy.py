@@ -78,7 +78,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             check_not_of_horovod()
         used = None
         if compressor is not None:
-            used = replacing.method_in_place_of(compressors.get(compressor))
+            used = replacing.replacement_of(compressors.get(compressor))
             policy = checked_policy(policy)
         elif policy is not None:
             raise ValueError(

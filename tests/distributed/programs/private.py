@@ -160,9 +160,9 @@ def announced():
     """Returns the workers' words at three meetings, of which one worker misses the second."""
     tf_private_files.announce(f"test/{RANK}", f"by {RANK}")
     told = [tf_private_files.announced(f"test/{rank}", 60) for rank in range(2)]
-    come = [tf_private_files.all_come("test/first", 60)]
-    come.append(RANK == 0 and tf_private_files.all_come("test/second", 0.5))
-    come.append(tf_private_files.all_come("test/third", 60))
+    come = [tf_private_files.reach_barrier("test/first", 60)]
+    come.append(RANK == 0 and tf_private_files.reach_barrier("test/second", 0.5))
+    come.append(tf_private_files.reach_barrier("test/third", 60))
     tf_private_files.withdraw(f"test/{RANK}")
     nothing = [tf_private_files.announced(f"test/{key}", 0.1) for key in ("nothing", RANK)]
     tf_private_files.announce(f"test/{RANK}", "again")

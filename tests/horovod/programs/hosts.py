@@ -56,14 +56,14 @@ def by_ranks(method, rows):
     for moment, value in zip(moments, saved_alone, strict=True):
         exchange.saving.assign(moment, value)
 
-    with exchange.saving.all_save():
+    with exchange.saving.saving_on_all():
         waits = saved()
     residuals = digest(exchange.residuals)
     optimizer.collect_state()
     of_first = saved() if RANK == 0 else waits  # which saves alone
     for residual, wait in zip(exchange.residuals, waits, strict=True):
         exchange.saving.assign(residual, wait)
-    with exchange.saving.all_save():
+    with exchange.saving.saving_on_all():
         resumed = saved()
     return {
         "values": values(model.trainable_variables),
@@ -117,7 +117,7 @@ def saved_amid_a_round():
     own = np.full(3, 10.0**RANK, "float32")
     optimizer.apply([own], [variable])
     store = {}
-    with optimizer.exchange.saving.all_save():
+    with optimizer.exchange.saving.saving_on_all():
         optimizer.save_own_variables(store)
     (name,) = [name for name in store if name.startswith("accumulator_")]
     optimizer.load_own_variables(store)

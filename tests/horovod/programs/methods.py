@@ -66,7 +66,7 @@ def train(method):
         step(tf.constant(x[own]), tf.constant(y[own]))
         autoencoder.train(optimizer.exchange)
     own_residuals = digest(optimizer.group.local(r, 0) for r in optimizer.exchange.residuals)
-    with optimizer.exchange.saving.all_save():
+    with optimizer.exchange.saving.saving_on_all():
         sums = {
             name: values(map(optimizer.exchange.saving.read, kept))
             for name, kept in optimizer.exchange.state.items()

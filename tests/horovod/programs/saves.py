@@ -33,7 +33,7 @@ def own(model, name):
 def sums_of(model, name):
     """Returns a checkpoint's value of something that each replica has for itself."""
     exchange = model.optimizer.exchange
-    with exchange.saving.all_save():
+    with exchange.saving.saving_on_all():
         return values(map(exchange.saving.read, exchange.state[name]))
 
 

@@ -18,9 +18,11 @@ LATER = ("h5", "checkpoint")  # of those, the ones that it trains on with
 FOLDER = os.path.join(argument(1), f"rank{RANK}")
 
 
-def all_save(model):
+def saving_on_all(model):
     """All save here, each to its own folder; the sums of residuals are there within this."""
-    return model.optimizer.exchange.saving.all_save() if BY_HOROVOD else contextlib.nullcontext()
+    return (
+        model.optimizer.exchange.saving.saving_on_all() if BY_HOROVOD else contextlib.nullcontext()
+    )
 
 
 def sums(model):
@@ -29,7 +31,7 @@ def sums(model):
 
 
 def seen(model):
-    with all_save(model):
+    with saving_on_all(model):
         return {
             "weights": digest(model.trainable_variables),
             "slots": digest(slots_of(model.optimizer)),
@@ -40,7 +42,7 @@ def seen(model):
 
 def saved(model, name, form):
     path = os.path.join(FOLDER, f"{name}.{form}")
-    with all_save(model):
+    with saving_on_all(model):
         if form == "tf":
             model.save_weights(path, save_format="tf")
         elif form == "checkpoint":

@@ -16,7 +16,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.digests import leader
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
-from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
+from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)
@@ -122,7 +122,9 @@ class LeaderStep:
             told = tf.cond(leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32))
             payload = tf.concat([payload, told], 0)
         payload = tf.ensure_shape(payload, [places + words])
-        payload = yield from unless_empty(payload, lambda given: Broadcast(given, self.leader))
+        payload = yield from request_unless_empty(
+            payload, lambda given: Broadcast(given, self.leader)
+        )
         self._places, told = tf.split(payload, [places, words])
         return told
 
@@ -155,7 +157,7 @@ class LeaderStep:
         """
         layout, specs = self.layout, self.inputs.specs
         finite = tf.logical_and(finite, sums.finite)
-        totals, fits = unless_too_large(tf.concat([totals, sums.plain, sums.whole], 0), finite)
+        totals, fits = zero_if_too_large(tf.concat([totals, sums.plain, sums.whole], 0), finite)
         rests = tf.zeros([0]) if rests is None else rests
         of_all, taken = ops.leader_apply(
             self._of_all,

@@ -68,19 +68,19 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if it saves after each epoch."""
-        with self._all_save():
+        with self._saving_on_all():
             super().on_epoch_end(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if a save is due after this batch."""
-        with self._all_save():
+        with self._saving_on_all():
             super().on_train_batch_end(batch, logs)
 
     @contextlib.contextmanager
-    def _all_save(self) -> Iterator[None]:
+    def _saving_on_all(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for exchange in self._exchanges():
-                stack.enter_context(exchange.saving.all_save())
+                stack.enter_context(exchange.saving.saving_on_all())
             yield
 
     def _group(self, model: keras.Model) -> Group:

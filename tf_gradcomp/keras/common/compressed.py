@@ -23,7 +23,7 @@ from tf_gradcomp.exchange.gradients import (
     check_variables_in_scope,
     divided,
 )
-from tf_gradcomp.exchange.replacing import method_in_place_of
+from tf_gradcomp.exchange.replacing import replacement_of
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
@@ -86,7 +86,7 @@ class Compressed(TakesLocalSteps):
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
-        used = method_in_place_of(self._given)
+        used = replacement_of(self._given)
         self._used = self._set_up_local(local_steps, inner, used, self.group, precondition)
         possible = self._prepared_for = self._possible_preconditioner()
         divides = bool(possible) and not self.local_steps

@@ -10,7 +10,7 @@ from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import wrappers_of
-from tf_gradcomp.strategy.coordinated import coordinated, writes_alone
+from tf_gradcomp.strategy.coordinated import coordinated, writes_file
 from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
 
 _WITHOUT_OPTIMIZER = (
@@ -91,7 +91,7 @@ def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None 
         path: The program's path for the logs.
         nowhere: The result if the chief writes to the path; by default a temporary folder.
     """
-    if writes_alone(type(callback).__name__, path):
+    if writes_file(type(callback).__name__, path):
         return path
     return tempfile.mkdtemp(prefix="gradcomp-") if nowhere is None else nowhere
 

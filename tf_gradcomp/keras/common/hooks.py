@@ -80,7 +80,7 @@ def on_train_function(check: Callable[[Any], None]) -> None:
     replace(keras.Model, "make_train_function", hooked)
 
 
-def know_callbacks_of_fit() -> None:
+def record_callbacks_of_fit() -> None:
     """Lets `callbacks_of_fit` find the list of a callback, which Keras does not offer."""
 
     def hooked(original: Any, self: Any, model: keras.Model) -> None:

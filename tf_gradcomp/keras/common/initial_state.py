@@ -48,7 +48,7 @@ def broadcast_initial_state(model: keras.Model) -> None:
     shared = {
         id(v): native(v) for v in state if not any(is_per_process(v, one) for one in optimizers)
     }
-    group.take_from_first(list(shared.values()))
+    group.broadcast_from_first(list(shared.values()))
 
 
 def ranks_of(model: keras.Model) -> Group | None:

@@ -21,7 +21,7 @@ from tf_gradcomp.keras.common.round_lengths import (
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
 
 _AT_MOST, _EXCHANGE_SHARE = 64, 0.1  # with "auto"
-_WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3."
+_REMEDY = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3."
 
 
 class LocalSteps:
@@ -212,7 +212,7 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
     elif in_loss_scaler(inner)[-1].use_ema:
         problem = "use_ema would average the weights of each worker by itself"
     if problem:
-        raise ValueError(f"CompressedOptimizer: local_steps was given, but {problem}. {_WAY_OUT}")
+        raise ValueError(f"CompressedOptimizer: local_steps was given, but {problem}. {_REMEDY}")
 
 
 def check_method(compressor: Compressor) -> None:

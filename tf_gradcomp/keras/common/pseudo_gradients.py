@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import all_finite, divided, values_unless
+from tf_gradcomp.exchange.gradients import all_finite, divided, values_or_fill
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 
 
@@ -56,7 +56,7 @@ def gradients_for_residuals(
         The gradients of `every`; zeros for a variable without a gradient.
     """
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
-    given = {id(v): values_unless(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}
+    given = {id(v): values_or_fill(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}
     return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
 
 

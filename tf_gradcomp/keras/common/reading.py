@@ -1,7 +1,7 @@
-"""Python data as TensorFlow's iterators read it, one after another.
+"""Reads Python data for TensorFlow's iterators, one iterator after another.
 
-An iterator reads ahead, in its own thread, and continues for a while after it was dropped. Two of
-them may be at one source at the same time, and only the newest counts.
+An iterator reads ahead in its own thread, and continues for a while after a program drops it. Two
+iterators may thus read one source at the same time; only the newest iterator gets items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AHEAD = 10  # Keras' default for `max_queue_size`
 
 
 class Turns:
-    """Gives items to the newest of several readers, one reader at a time, and ends the others."""
+    """Gives items to the newest of several readers only, and ends the other readers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,13 +43,13 @@ class Turns:
 class PyDatasetReader:
     """Replaces Keras' enqueuer, whose single queue all iterators share.
 
-    TensorFlow reads ahead of the steps, and Keras stops its enqueuer and starts it again between
-    epochs. One iterator therefore read batches that were lost, and the next iterator read them
-    again. Here, each iterator has its own threads or processes.
+    TensorFlow reads ahead of the steps, and Keras stops and restarts its enqueuer between epochs.
+    With one queue, some batches would get lost and others would be read twice. Here, each iterator
+    has its own threads or processes.
     """
 
     def __init__(self, dataset: Any, order: Callable[[int], Iterable[int]] | None) -> None:
-        """Reads a `PyDataset` in the order of its batches, or in the order `order(how many)`."""
+        """Reads a `PyDataset` in the order of its batches, or in the order `order(count)`."""
         self._dataset = dataset
         self._order = order
         self._indices: Iterable[int] | None = None
@@ -80,8 +80,10 @@ def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]
     item: Callable[[int], Any] = dataset.__getitem__
     pool: futures.Executor
     if dataset.use_multiprocessing and dataset.workers > 0:
-        pool = futures.ProcessPoolExecutor(dataset.workers, initializer=_keep, initargs=(dataset,))
-        item = _item_of_kept
+        pool = futures.ProcessPoolExecutor(
+            dataset.workers, initializer=_set_pool_dataset, initargs=(dataset,)
+        )
+        item = _pool_item
     elif dataset.workers > 1:
         pool = futures.ThreadPoolExecutor(dataset.workers)
     else:
@@ -99,40 +101,40 @@ def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-_kept: Any = None  # in a process of a pool: the dataset that it reads
+_pool_dataset: Any = None  # the dataset that a process of a pool reads
 
 
-def _keep(dataset: Any) -> None:
-    global _kept
-    _kept = dataset
+def _set_pool_dataset(dataset: Any) -> None:
+    global _pool_dataset
+    _pool_dataset = dataset
 
 
-def _item_of_kept(index: int) -> Any:
-    return _kept[index]
+def _pool_item(index: int) -> Any:
+    return _pool_dataset[index]
 
 
 class GeneratorReader:
-    """A Python generator, as read by one call of `fit` or `evaluate`.
+    """Reads a Python generator for one call of `fit` or `evaluate`.
 
-    TensorFlow has read more than was used when a call ends, or an epoch of validation. The next
-    reader of the same generator gets these batches first, so that nothing is lost, and all workers
-    continue with the same batch.
+    At the end of a call, or of an epoch of validation, TensorFlow has read more batches than were
+    used. The next reader of the same generator gets these batches first, so that no batch is lost,
+    and all workers continue with the same batch.
     """
 
     def __init__(self, generator: Iterator[Any]) -> None:
         self._generator = generator
         self._source = _sources.setdefault(generator, _Source())
-        self._first = _First()
-        self._taken = _Taken(self._first)
+        self._first = _InspectedBatches()
+        self._taken = _IteratorBatches(self._first)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the first batches, which Keras inspects and passes to each iterator again."""
-        self._source.pass_to(self._first)
+        self._source.switch_to(self._first)
         return self._following(self._first)
 
     def new_iterator(self) -> None:
         """Prepares for a new iterator; called before each iterator is created."""
-        self._taken = _Taken(self._first)
+        self._taken = _IteratorBatches(self._first)
 
     def use(self, batches: int) -> None:
         """Records the number of used batches of the newest iterator, including the next step's."""
@@ -141,10 +143,10 @@ class GeneratorReader:
 
     def read(self) -> Iterator[Any]:
         """Begins to read for the newest iterator."""
-        self._source.pass_to(self._taken)
+        self._source.switch_to(self._taken)
         return itertools.chain(self._first.batches, self._following(self._taken))
 
-    def _following(self, taken: _First | _Taken) -> Iterator[Any]:
+    def _following(self, taken: _InspectedBatches | _IteratorBatches) -> Iterator[Any]:
         while True:
             try:
                 batch = self._source.take(taken, self._generator)
@@ -153,7 +155,7 @@ class GeneratorReader:
             yield batch
 
 
-class _First:
+class _InspectedBatches:
     """The batches that Keras has inspected, and the number that any iterator has used."""
 
     def __init__(self) -> None:
@@ -165,17 +167,17 @@ class _First:
         self.batches.append(batch)
 
     def unused(self) -> Sequence[Any]:
-        return ()  # as long as the same call keeps reading
+        return ()  # while the same call keeps reading
 
 
-class _Taken:
-    """The unused batches that one iterator has taken after the first batches."""
+class _IteratorBatches:
+    """The unused batches that one iterator has read after the inspected batches."""
 
-    def __init__(self, first: _First) -> None:
+    def __init__(self, first: _InspectedBatches) -> None:
         self.first = first
-        self.used = 0  # with those of `first`
+        self.used = 0  # including the inspected batches
         self._batches: deque[Any] = deque()
-        self._number = 0  # of those before `_batches`
+        self._number = 0  # of used batches before `_batches`
 
     def add(self, batch: Any) -> None:
         self.unused()
@@ -189,15 +191,15 @@ class _Taken:
 
 
 class _Source:
-    """A lock and the unused batches, which several readers of one generator share."""
+    """The lock and the unused batches that all readers of a generator share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: _First | _Taken | None = None
+        self._taken: _InspectedBatches | _IteratorBatches | None = None
         self._left: deque[Any] = deque()
 
-    def pass_to(self, taken: _First | _Taken) -> None:
-        """Takes back the batches that the last iterator has not used, and ends it."""
+    def switch_to(self, taken: _InspectedBatches | _IteratorBatches) -> None:
+        """Ends the last iterator, and returns its unused batches to the source."""
         with self._lock:
             before, self._taken = self._taken, taken
             if before is None or before is taken:
@@ -206,8 +208,8 @@ class _Source:
             if before.first is not taken.first:
                 self._left.extendleft(reversed(before.first.batches[before.first.used :]))
 
-    def take(self, taken: _First | _Taken, generator: Iterator[Any]) -> Any:
-        """The next batch for the iterator whose turn it is; none for other iterators."""
+    def take(self, taken: _InspectedBatches | _IteratorBatches, generator: Iterator[Any]) -> Any:
+        """Returns the next batch; raises StopIteration unless `taken` is the newest iterator's."""
         with self._lock:
             if self._taken is not taken:
                 raise StopIteration

@@ -103,7 +103,7 @@ class Rounds:
         self.exchanges = RareExchanges(self._local(exchange.step))
         self._finished_at: list[int] = []
         self._finish = tf.function(self._finish_on_all, autograph=False)
-        exchange.saving.take_over([], [self._local(self._own.position)])
+        exchange.saving.register([], [self._local(self._own.position)])
         exchange.saving.finish_before(self)
         # Not every method has state that `Saving` restores.
         unit = native(units.of_weights)

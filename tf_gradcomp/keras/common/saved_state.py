@@ -107,7 +107,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
     facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # needs no message
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
-    exchange.told_of_lost_residuals = RESIDUAL in left
+    exchange.warned_of_lost_residuals = RESIDUAL in left
     if left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():

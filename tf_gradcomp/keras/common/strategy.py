@@ -13,7 +13,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
-from tf_gradcomp.exchange.replacing import tell_without_effect
+from tf_gradcomp.exchange.replacing import report_no_effect
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.version import keras, keras_module
@@ -113,7 +113,7 @@ def check_trains(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     check_trains_with_others(strategy)
     if getattr(strategy, "compressor", None) is None and not any(wrappers_of(model)):
-        tell_without_effect()
+        report_no_effect()
 
 
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:

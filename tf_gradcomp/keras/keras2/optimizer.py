@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
-    values_unless,
+    values_or_fill,
 )
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
@@ -124,7 +124,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def reduce(grads: list[Gradient]) -> list[Gradient]:
             reduced, finite = exchange(grads)
-            return [values_unless(finite, gradient, math.nan) for gradient in reduced]
+            return [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
 
         context = checked_replica_context()
         exchange = self._reduction_of(variables)
@@ -206,7 +206,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         def reduce(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
             reduced, finite = exchange(grads)
             if self._scaler_decides:
-                reduced = [values_unless(finite, gradient, math.nan) for gradient in reduced]
+                reduced = [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
             return reduced, finite
 
         def apply(grads: list[Gradient]) -> None:

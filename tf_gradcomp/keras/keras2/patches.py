@@ -9,11 +9,11 @@ import functools
 
 from tf_gradcomp.keras.common import files
 from tf_gradcomp.keras.common.hooks import (
-    know_callbacks_of_fit,
     on_epochs,
     on_logs,
     on_train_begin,
     on_train_function,
+    record_callbacks_of_fit,
 )
 from tf_gradcomp.keras.common.restarts import tell_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
@@ -44,7 +44,7 @@ PATCHES = (
         ("tf.keras.callbacks.CallbackList.set_model",),
         "Keras gives a callback no access to the list that contains it.",
         "test_know_callbacks_of_fit",
-        know_callbacks_of_fit,
+        record_callbacks_of_fit,
     ),
     Patch(
         ("tf.keras.callbacks.CallbackList.on_train_begin",),
@@ -62,7 +62,7 @@ PATCHES = (
         (f"{PACKAGE}.src.utils.metrics_utils.result_wrapper",),
         "No public API distinguishes counts over all replicas from counts of one replica.",
         "test_on_result_of_metric",
-        lambda: hooks.on_result_of_metric(strategy.note_of_all),
+        lambda: hooks.on_result_of_metric(strategy.mark_as_global),
     ),
     Patch(
         ("tf.keras.Model.get_metrics_result",),

@@ -15,11 +15,11 @@ from tf_gradcomp.keras.keras2 import keras_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _MEAN = tf.VariableAggregation.MEAN
-_OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of metric results that count all replicas
+_IS_GLOBAL = "_gradcomp_is_global"  # an attribute of metric results that count all replicas
 
 
 def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
-    """Replaces the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
+    """Replaces the reduction of gradients in Keras' optimizers, unless they are wrapped."""
     check_moments_are_its_own(optimizer)
     pairs = list(grads_and_vars)
     if not pairs or keras_private.reduces_by_itself(optimizer):
@@ -37,7 +37,7 @@ def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
     if replica is None or not isinstance(strategy, CheckedStrategy):
         return original()
 
-    def of_all(strategy: CheckedStrategy) -> Any:
+    def over_replicas(strategy: CheckedStrategy) -> Any:
         counted = [v for metric in model.metrics for v in metric.variables if _is_reduced(v)]
         reduced = [
             total / strategy.num_replicas_in_sync if variable.aggregation == _MEAN else total
@@ -46,13 +46,13 @@ def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
         with strategy.reusing(counted, reduced):
             return original()
 
-    return replica.merge_call(of_all)
+    return replica.merge_call(over_replicas)
 
 
-def note_of_all(results: Any) -> None:
-    """Marks the result of a metric as counted on all replicas."""
+def mark_as_global(results: Any) -> None:
+    """Marks the result of a metric as a result over all replicas."""
     for result in tf.nest.flatten(results):
-        setattr(result, _OF_ALL, True)
+        setattr(result, _IS_GLOBAL, True)
 
 
 def sums_of_step(
@@ -63,7 +63,7 @@ def sums_of_step(
         return original()
     leaves = tf.nest.flatten(outputs)
     own = [strategy.experimental_local_results(leaf)[0] for leaf in leaves]
-    others = [i for i, one in enumerate(own) if not hasattr(one, _OF_ALL)]
+    others = [i for i, one in enumerate(own) if not hasattr(one, _IS_GLOBAL)]
     totals = sums_over_replicas(strategy, [leaves[i] for i in others])
     for i, total in zip(others, totals, strict=True):
         own[i] = total
@@ -71,7 +71,7 @@ def sums_of_step(
 
 
 def _is_reduced(variable: Any) -> bool:
-    """Returns whether each replica has its own value, and reading takes their sum or mean."""
+    """Returns whether reading a variable sums or averages the replicas' own values."""
     return (
         isinstance(variable, tf.distribute.DistributedValues)
         and variable.synchronization == tf.VariableSynchronization.ON_READ

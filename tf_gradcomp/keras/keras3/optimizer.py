@@ -129,7 +129,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
             counters = [Accumulated(native(keras_private.step_counter(self._core)), steps)]
             sums = accumulation.accumulators
-            self.exchange.saving.take_over(sums, counters, group=replicas)
+            self.exchange.saving.register(sums, counters, group=replicas)
             self._accumulation = accumulation  # from now on, a checkpoint may restore it
         self._take_moments()
         if self.local_steps:

@@ -10,11 +10,11 @@ import functools
 
 from tf_gradcomp.keras.common import files, losses, same_data
 from tf_gradcomp.keras.common.hooks import (
-    know_callbacks_of_fit,
     on_epochs,
     on_logs,
     on_train_begin,
     on_train_function,
+    record_callbacks_of_fit,
 )
 from tf_gradcomp.keras.common.reading import GeneratorReader
 from tf_gradcomp.keras.common.restarts import tell_if_nothing_is_saved
@@ -97,7 +97,7 @@ TRAINING = (
         (f"{_CALLBACKS}.set_model",),
         "Keras gives a callback no access to the list that contains it.",
         "test_know_callbacks_of_fit",
-        know_callbacks_of_fit,
+        record_callbacks_of_fit,
     ),
     Patch(
         (f"{_CALLBACKS}.on_train_begin",),

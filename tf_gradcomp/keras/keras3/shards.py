@@ -12,25 +12,25 @@ from typing import Any
 
 import h5py
 
-from tf_gradcomp.whole_files import folder_beside, move
+from tf_gradcomp.whole_files import move, temporary_folder
 
 
 def replace_shards(path: str, write: Callable[[str], Any]) -> None:
-    """Writes weights by `write(path)` elsewhere, and moves their files to a path.
+    """Writes weights by `write(path)` into a temporary folder, and moves their files to a path.
 
-    A JSON file lists the others. New files get names that no file has, and the new list replaces
-    the old one last. Then the files of the old list are removed. Keras opens the first file even if
-    the list does not name it, so this file stays, without content.
+    A JSON file lists the files with weights. New files get unused names, and the new list replaces
+    the old list last. Then the files of the old list are removed. Keras opens the first file even
+    if the list does not name it, so this file stays, without content.
     """
     listed = Path(path).with_suffix(".json")
     base = listed.stem.replace(".weights", "")
     old = _shards_of(listed, base)
     names = (listed.with_name(f"{base}_{n:05}.weights.h5") for n in itertools.count())
     free = (name for name in names if not os.path.lexists(name))
-    with folder_beside(path) as beside:
-        write(os.path.join(beside, os.path.basename(path)))
-        new = {shard: next(free) for shard in sorted(Path(beside).glob("*.weights.h5"))}
-        content = (new_list := Path(beside, listed.name)).read_text()
+    with temporary_folder(path) as temporary:
+        write(os.path.join(temporary, os.path.basename(path)))
+        new = {shard: next(free) for shard in sorted(Path(temporary).glob("*.weights.h5"))}
+        content = (new_list := Path(temporary, listed.name)).read_text()
         as_moved = {shard.name: to.name for shard, to in new.items()}
         new_list.write_text(json.dumps(_renamed(json.loads(content), as_moved), indent=4))
         move({os.fspath(source): os.fspath(to) for source, to in {**new, new_list: listed}.items()})
@@ -38,12 +38,12 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
         for shard in old - {first}:
             shard.unlink(missing_ok=True)
         if first in old:
-            h5py.File(empty := os.path.join(beside, "empty"), "w").close()
+            h5py.File(empty := os.path.join(temporary, "empty"), "w").close()
             move({empty: os.fspath(first)})
 
 
 def _shards_of(listed: Path, base: str) -> set[Path]:
-    """Returns the files that a list names and owns; a copied list names another list's files."""
+    """Returns the files that a list owns; a copied list also names files of another list."""
     try:
         named = json.loads(listed.read_text())["weight_map"].values()
     except (OSError, ValueError, LookupError):

@@ -1,4 +1,4 @@
-"""Adam's second moments between a model's optimizer and its learners."""
+"""Moves Adam's second moments between a model's optimizer and its learners."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tf_gradcomp.keras.common.precondition import inner_state
 from tf_gradcomp.keras.common.version import keras
 
 
-class LentMoments:
-    """Second moments that learners keep in training, and the optimizer gets when training ends.
+class LearnersMoments:
+    """Moves second moments to the learners for training, and to the optimizer afterwards.
 
     The exchange itself gives learners their first shares. Learners keep their shares, and residuals
     stay divided, while the optimizer has the sum. A second `fit` therefore continues the first.
@@ -28,7 +28,7 @@ class LentMoments:
         self._model = model
         self._optimizer = model.optimizer
         self._exchange = exchange
-        self._given_back: set[int] = set()  # the gradients whose second moments the optimizer has
+        self._in_optimizer: set[int] = set()  # the gradients whose second moments the optimizer has
 
     def inner_state(self, variables: Sequence[Any]) -> InnerState | None:
         """Returns the optimizer's state of some variables; None if no gradient is divided."""
@@ -36,24 +36,24 @@ class LentMoments:
             return None
         return inner_state(self._optimizer, variables, lambda variable: variable)
 
-    def give_back(self) -> None:
-        """Gives the optimizer the sums of the second moments that the learners have."""
+    def to_optimizer(self) -> None:
+        """Gives the optimizer the sums of the learners' second moments."""
         hand_over = self._hand_over()
         if hand_over:
             taken = self._own(self._exchange.facts.moments_taken)[0].numpy().nonzero()[0]
-            for place in set(taken) - self._given_back:
-                hand_over.give_back(place, tf.constant(True))
-            self._given_back = set(taken)
+            for place in set(taken) - self._in_optimizer:
+                hand_over.to_inner(place, tf.constant(True))
+            self._in_optimizer = set(taken)
 
-    def take_again(self) -> None:
+    def to_learners(self) -> None:
         """Gives the learners their shares of the optimizer's current second moments."""
-        hand_over = self._hand_over() if self._given_back else None
+        hand_over = self._hand_over() if self._in_optimizer else None
         if hand_over:
-            for place in self._given_back:
-                since = hand_over.take(place, tf.constant(True))
+            for place in self._in_optimizer:
+                since = hand_over.to_replicas(place, tf.constant(True))
                 for own in self._own(self._exchange.facts.moments_since):
                     own[place].assign(since)
-            self._given_back = set()
+            self._in_optimizer = set()
 
     def _hand_over(self) -> HandOver | None:
         exchange, inner = self._exchange, self.inner_state(self._model.trainable_variables)
