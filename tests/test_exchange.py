@@ -358,7 +358,7 @@ def test_one_replica_says_so_in_its_first_step(caplog):
     assert not caplog.messages
     for _ in range(2):
         alone.exchange.flush(ones(1), alone.variables)
-    assert caplog.messages == ["One replica: gradients are not exchanged."]
+    assert caplog.messages == ["The job has one replica, so gradients are not exchanged."]
 
 
 def warned_of_lost_residuals(monkeypatch):

@@ -1,7 +1,7 @@
-"""Environment variables by which a user changes what an unchanged program does."""
+"""Environment variables that change the behaviour of an unchanged program."""
 
 PREFIX = "GRADCOMP_"
-COMPRESSOR = "GRADCOMP_COMPRESSOR"  # the method in place of the program's own, as text
+COMPRESSOR = "GRADCOMP_COMPRESSOR"  # the method that replaces the program's own method, as text
 MALLOC = "GRADCOMP_MALLOC"  # whether `gradcomp run` tunes its workers' malloc: tuned or default
 SAVES = "GRADCOMP_SAVES"  # `gradcomp run --max-restarts`: a file that grows with each save
 HEARTBEAT_TIMEOUT = "GRADCOMP_HEARTBEAT_TIMEOUT"  # seconds, after which a silent worker is lost

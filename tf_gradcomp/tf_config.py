@@ -1,8 +1,8 @@
 """TF_CONFIG: the workers of a job, and this process's place among them.
 
 TensorFlow reads the same environment variable, but treats a broken value as "no cluster" or fails
-internally with an index error. This module reports each mistake in one sentence. It imports only
-the standard library, so that the launcher can use it without loading TensorFlow.
+internally with an index error. This module reports each mistake in one sentence. This module
+imports only the standard library, so that the launcher starts without TensorFlow.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_tf_config(env: Mapping[str, str] | None = None) -> TFConfig | None:
         What it says, or `None` if it is not set.
 
     Raises:
-        ValueError: If it is wrong; the message says in one sentence what is wrong.
+        ValueError: If TF_CONFIG is invalid; the message is one sentence.
     """
     text = (os.environ if env is None else env).get(VARIABLE)
     if text is None:

@@ -156,10 +156,10 @@ def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     """Lets the strategy's collectives run within a loop or branch of a `tf.function`.
 
-    TensorFlow feeds a key to each collective when the outermost function is called. That would give
-    all iterations of a loop the same key, which fails where they send lengths that differ; and it
-    fails where a function is called from a branch within a loop, as Keras does for
-    `steps_per_execution`. There, a counter on each replica gives the keys.
+    TensorFlow feeds a key to each collective when the outermost function is called. A single key
+    for all iterations of a loop fails if their lengths differ, and if a function is called from a
+    branch within a loop, as in Keras' `steps_per_execution`. There, a counter on each replica gives
+    the keys.
     """
     counters: dict[tuple[int, str], tf.Variable] = {}
     launchers = _launchers_of_steps(strategy)
@@ -181,8 +181,8 @@ def on_initial_values(
 ) -> None:
     """Has `of_chief(value, broadcast)` called for the initial value of each variable.
 
-    It returns the chief's, by TensorFlow's own `broadcast`, which takes few dtypes. Nothing public
-    sees a value before that.
+    `of_chief` returns the chief's value; TensorFlow's own function calls `broadcast`, which takes
+    few dtypes. No public API sees a value earlier.
     """
     extended = strategy.extended
     original = extended._get_variable_creator_initial_value
@@ -221,7 +221,7 @@ def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
 def broadcasting_no_variables(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Within this context, each worker keeps its own initial values of variables.
 
-    They must be equal on all workers. TensorFlow broadcasts each value from the first worker, by a
+    Keys must be equal on all workers. TensorFlow broadcasts each value from the first worker, by a
     collective for each variable, and no public argument prevents it.
     """
     extended = strategy.extended
@@ -304,7 +304,8 @@ def _calling(
 def let_variables_become_numbers() -> None:
     """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
 
-    They work for all other variables of TensorFlow, so callbacks call them for the learning rate.
+    These methods work for all other variables of TensorFlow, so callbacks call them for the
+    learning rate.
     """
     for name, number in {"__float__": float, "__int__": int, "__complex__": complex}.items():
         if not hasattr(_values.DistributedVariable, name):
@@ -341,9 +342,9 @@ def _within_control_flow(graph: Any) -> bool:
 def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
     """All-gathers a host tensor of one shape over the workers, eagerly, in a separate group.
 
-    The public `Strategy.gather` traces a new function at each call, too slow for once a variable;
-    and it shares its group with the strategy's collectives, so that workers which disagree on what
-    comes next would wait for each other instead of finding out.
+    The public `Strategy.gather` traces a new function at each call, which is too slow for each
+    variable. It also shares its group with the strategy's collectives, so workers that disagree on
+    the next collective would hang instead of raising an error.
     """
     return _launcher_of_host(strategy)._all_gather(value, None)
 
@@ -351,8 +352,9 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
 def use_logical_cpus(replicas: int) -> None:
     """Gives each worker of later strategies several replicas, on logical CPU devices.
 
-    So several replicas in a worker can be tried without GPUs. `MultiWorkerMirroredStrategy` itself
-    takes one CPU device, however many there are. Must be called before TensorFlow is at work.
+    This lets programs try several replicas in a worker without GPUs. `MultiWorkerMirroredStrategy`
+    itself takes one CPU device, however many there are. Must be called before TensorFlow is at
+    work.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]

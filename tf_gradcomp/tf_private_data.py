@@ -27,8 +27,8 @@ def drop_iterators_in_background(applies: Callable[[tf.distribute.Strategy], boo
     """Lets distributed iterators end in a thread when they are dropped, if a strategy `applies`.
 
     TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
-    thread that checks at once keeps sleeping, for about as long as the iterator existed and for up
-    to a minute, and Keras would wait for it between two epochs.
+    thread that checks immediately would sleep for about the iterator's lifetime, up to a minute,
+    and Keras would wait for this thread between two epochs.
     """
     for class_ in (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction):
         original = class_.__iter__
@@ -74,8 +74,8 @@ def begin_steps_with_own_data(applies: Callable[[tf.distribute.Strategy], bool])
 def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
     """Makes TensorFlow use `replace(value)` for each array or tensor that Python returns to it.
 
-    That code is what `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras'
-    adapters for data call, all through one registry. No public API sees what all of it returns.
+    `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras' data adapters call
+    such code, all through one registry. No public API sees what all of it returns.
     """
     class_ = _script_ops.FuncRegistry
     original = class_.__call__
@@ -98,8 +98,8 @@ def undistributed(distributed: Any) -> tf.data.Dataset | None:
 def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
     """Returns the dataset that is divided among the workers; None if workers may differ.
 
-    Where workers take turns at files, that is the dataset of the files' names. No public API tells
-    what a dataset reads.
+    Where workers take turns at files, that is the dataset of the files' names. No public API lists
+    the files that a dataset reads.
     """
     dataset = undistributed(distributed)
     if dataset is None:

@@ -102,7 +102,7 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
 
     Checkpoints are written by `tf.train.Checkpoint` and `CheckpointManager`. `write` writes the
     files by `original(path, options)`, or leaves them to another worker. Then it calls
-    `note(wrote)`, which does what TensorFlow does beside the files.
+    `note(wrote)`, which updates TensorFlow's own records of the checkpoint.
     """
     class_ = _checkpoint.Checkpoint
     original = class_._write

@@ -3,7 +3,7 @@
 Each step is its paper's step with 1 in place of the root: momentum, its bias correction, and
 further operations on them. The optimizer itself applies learning rate and weight decay.
 
-Entries that are delayed in a residual are sent as sums over their delay. Such a sum is already a
+Entries that are delayed in a residual are sent as sums over their delay. This sum is already a
 moving average; with additional momentum, the weights would follow even older gradients. A delayed
 gradient therefore goes directly into the step and bypasses the momentum. The momentum then only
 uses up the value that earlier steps left in it.

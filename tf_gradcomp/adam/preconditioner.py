@@ -1,11 +1,11 @@
 """Division by Adam's second moment before the compressor, so that Adam's steps keep their length.
 
 A sparse exchange sends an entry of a gradient rarely, and then sends the whole accumulated value.
-Adam would square these large values. Its second moment would grow by a factor of about the number
-of steps between them, and its steps would become short. Each replica therefore keeps the second
-moments of its own gradients, and divides the gradients by their roots before it compresses them.
-The inner optimizer then multiplies the sum of the sent values by its learning rate; `momentum` says
-which values go through its momentum.
+Adam would square these large values. The second moment would grow by about the number of steps
+between two exchanges, and the optimizer's steps would become short. Each replica therefore keeps
+the second moments of its own gradients, and divides the gradients by their roots before it
+compresses them. The inner optimizer then multiplies the sum of the sent values by its learning
+rate; `momentum` says which values go through its momentum.
 
 The second moment of the sum of all gradients is estimated by one replica's own second moment,
 times the number of replicas, as if their gradients were independent. This estimate needs no setting
@@ -26,8 +26,8 @@ from tf_gradcomp.policy import GradientSpec
 
 SECOND_MOMENT = "second_moment"
 LARGEST = "largest_second_moment"  # AMSGrad's
-# A corrected epsilon is up to 30 times as large in the first steps. It would shrink entries with
-# similarly small roots, so they would be sent late, and training would lag.
+# A corrected epsilon is up to 30 times as large in the first steps. A larger number would shrink
+# entries with small roots; such entries would be sent late, and training would lag.
 LARGEST_NOT_CORRECTED = 1e-6
 
 
@@ -36,7 +36,7 @@ class Preconditioner:
     """Divides a replica's gradients by the roots of their second moments."""
 
     beta_2: float  # Adam's decay rate of the second moments
-    epsilon: float  # Adam's small number, which is added to the roots
+    epsilon: float  # Adam's epsilon, which is added to the roots
     amsgrad: bool = False  # whether the divisor is the root of the largest second moment so far
     # Whether Keras adds epsilon before it corrects the bias of second moments, as in Adam and
     # AdamW, but not in Nadam and Lamb. This class does the same above 1e-6. A smaller epsilon,

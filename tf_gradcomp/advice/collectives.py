@@ -16,9 +16,9 @@ from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Re
 from tf_gradcomp.groups.communicator import Communicator, WordsAhead
 from tf_gradcomp.groups.group import Group
 
-_FEWEST = 512  # elements; the time of fewer elements is latency
-_GROWTH = 16  # from one size to the next, at most
-_OVER = 1.2  # a size should take at most this many times `enough`
+_FEWEST = 512  # the time of fewer elements counts as latency
+_GROWTH = 16  # the largest factor from one size to the next
+_OVER = 1.2  # a size should take at most this multiple of `enough`
 # The repetitions of each size fit into the time limit. For latency, there are enough that a few
 # slow collectives do not change the median.
 _REPEATS = (2, 15)
@@ -30,8 +30,8 @@ class Timed(NamedTuple):
     Attributes:
         sent_bytes: The bytes that a worker sends.
         seconds: The time.
-        noise: Seconds by which the median may be wrong: the interquartile range over the square
-            root of the number of times.
+        noise: The uncertainty of the median in seconds: the interquartile range divided by the
+            square root of the number of times.
     """
 
     sent_bytes: float

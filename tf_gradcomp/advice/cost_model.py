@@ -30,7 +30,7 @@ class Curve:
 
     # Pairs of bytes and seconds, at least one, in ascending order of bytes.
     points: Sequence[tuple[float, float]]
-    noise: float = 0.0  # seconds by which the latency may be wrong
+    noise: float = 0.0  # the uncertainty of the latency in seconds
 
     @classmethod
     def through(cls, measured: Sequence[tuple[float, float]], noise: float = 0.0) -> Curve:
@@ -103,7 +103,7 @@ class Prediction:
         late: See `Work`.
         trains_like_dense: Whether it did in our measurements; None if it was not measured, or not
             with these settings.
-        noise: Seconds by which the latency may be wrong.
+        noise: The uncertainty of the latency in seconds.
     """
 
     method: str
@@ -139,7 +139,7 @@ def step_with(prediction: Prediction, local_steps: int) -> float:
 
 
 def enough_local_steps(prediction: Prediction, share: float = EXCHANGE_SHARE) -> int | None:
-    """Returns the fewest local steps for which the exchange takes at most a share of the time.
+    """Returns the fewest local steps with which exchanges take at most a share of the time.
 
     None if the time of computing is unknown.
     """

@@ -36,7 +36,7 @@ def is_on() -> bool:
 
 
 class Measuring:
-    """Times the program's computing between exchanges, which are dense meanwhile.
+    """Times the program's computation between two exchanges; these exchanges are dense.
 
     Raises:
         SystemExit: If there is only one replica, so that there is nothing to measure.

@@ -16,8 +16,9 @@ class Advice:
 
     Attributes:
         predictions: For each method; the dense baseline first. Empty with one replica.
-        best: The recommended `compressor=`: the method with the shortest step, apart from noise. It
-            is the baseline if no method's step is shorter by a twentieth and by more than noise.
+        best: The recommended `compressor=`: the method with the shortest step, apart from noise.
+            This is the baseline unless some method shortens a step by a twentieth, and by more than
+            noise.
         table: The predictions, and the measured collectives.
         verdict: A recommendation, or the statement that compression will not pay.
     """

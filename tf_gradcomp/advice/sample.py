@@ -129,7 +129,7 @@ class Sample:
 
 
 def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
-    """Returns the squares of the residuals over the squares of all that could be sent."""
+    """Returns the squared norm of residuals, relative to that of residuals plus gradients."""
     of_all = sum(float(tf.nn.l2_loss(a + b)) for a, b in zip(waits, sent, strict=True))
     return sum(float(tf.nn.l2_loss(a)) for a in waits) / of_all if of_all else 0.0
 
@@ -144,7 +144,7 @@ def _settled(compressor: Compressor) -> Compressor:
 def _merged(
     specs: Sequence[GradientSpec], methods: Sequence[Compressor], share: float
 ) -> list[GradientSpec]:
-    """Specs for about a share of all elements; gradients that differ only by name become one."""
+    """Returns specs of a share of the elements; gradients that differ only by name count once."""
     alike: dict[Any, list[GradientSpec]] = {}
     for spec in specs:
         settings = tuple(
@@ -157,7 +157,7 @@ def _merged(
 def _stretched(spec: GradientSpec, factor: float) -> GradientSpec:
     """A spec with `factor` times the elements, shortened or stretched along its longest sides.
 
-    A convolution keeps the smaller number of its channels, by which ScaleCom may choose a rate.
+    A convolution keeps its smaller number of channels, because ScaleCom may derive a rate from it.
     """
     shape = list(spec.shape)
     channels = range(len(shape))[-2:]

@@ -61,8 +61,8 @@ def advise(
 ) -> None:
     """Run the first steps of PROGRAM, and predict its steps with several compressors.
 
-    The program trains with gc.CompressedOptimizer. Its first steps are taken uncompressed; then all
-    workers end, and the command prints a table and a recommendation.
+    The program trains with gc.CompressedOptimizer. The program takes its first steps without
+    compression. Then all workers end, and the command prints a table and a recommendation.
 
     To measure a cluster's network, start the command on the cluster's machines, once for each
     worker.
@@ -83,8 +83,8 @@ def advise(
     if place is None and TF_CONFIG not in os.environ and workers is None:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py)."
-            f"{misplaced_workers_hint(args)} To measure a cluster, start gradcomp on each machine by "
-            "srun, by mpirun or with TF_CONFIG, without -n."
+            f"{misplaced_workers_hint(args)} To measure a cluster, start gradcomp on each machine "
+            "by srun, by mpirun or with TF_CONFIG, without -n."
         )
     command = [sys.executable, *program_command(program, module), *args]
     with tempfile.TemporaryDirectory(prefix="gradcomp-advise-") as folder:

@@ -29,7 +29,7 @@ class Hosts:
         return max(host.workers for host in self.hosts)
 
     def place(self, program: str, module: bool) -> Placed:
-        """Looks what the hosts are like, and gives each worker an address."""
+        """Surveys the hosts, and gives each worker an address."""
         try:
             return place_workers(
                 self.hosts, program, module=module, forward=list(self.values), env=self.values

@@ -55,7 +55,7 @@ def info(as_json: bool) -> None:
 
 
 def _quiet_tensorflow() -> None:
-    # TensorFlow's log would clutter the table. Its note on oneDNN ignores the log level.
+    # TensorFlow's log would clutter the table. TensorFlow's note on oneDNN ignores the log level.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 

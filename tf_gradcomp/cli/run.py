@@ -57,7 +57,7 @@ from tf_gradcomp.launch import (
     type=click.Choice(["all", "chief"]),
     default="all",
     show_default=True,
-    help="Show the output of all workers, or of worker 0 alone. The last lines of a worker that "
+    help="Show the output of all workers, or only of worker 0. The last lines of a worker that "
     "fails are always shown.",
 )
 @click.option(
@@ -103,7 +103,7 @@ from tf_gradcomp.launch import (
     type=SecondsOrNever(min=1),
     metavar="SECONDS",
     help="Have a worker that waits for so long report for whom; 30 by default, 0 for never. "
-    "It sets GRADCOMP_STALL_AFTER for them.",
+    "Sets GRADCOMP_STALL_AFTER for the workers.",
 )
 @click.option(
     "--threads-per-worker",

@@ -184,7 +184,7 @@ def simulate(
 
     if gossip and not any(local_steps):
         raise click.UsageError(
-            "--gossip is for learners with weights of their own: give --local-steps 1 or more."
+            "--gossip needs learners with separate weights: give --local-steps 1 or more."
         )
     given = (outer, warmup_steps, fragments, gossip, rank)
     of_local = [_Local(steps, *given) if steps else None for steps in local_steps]
@@ -307,7 +307,8 @@ class _Epochs:
             if batch is None:
                 raise click.ClickException(
                     f"The task's batches end after {step} of an epoch's {self._steps} steps, and "
-                    "cannot be iterated again: expected a dataset, a list or the like."
+                    "cannot be iterated again: expected a dataset, a list or another iterable "
+                    "that can."
                 )
             yield batch
 

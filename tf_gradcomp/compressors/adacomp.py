@@ -40,8 +40,8 @@ class AdaComp(Plannable):
     more if few entries matter. Payloads are gathered, so the bytes that each replica receives grow
     with the number of replicas.
 
-    Use it as a sparse method without tuning, for up to a few dozen replicas. It reads the gradient
-    twice and the residual once, without a sort.
+    Use it as a sparse method without tuning, for up to a few dozen replicas. AdaComp reads the
+    gradient twice and the residual once, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see
@@ -87,7 +87,7 @@ class AdaComp(Plannable):
         return [self.bin_sizes.of(spec) or SENT_WHOLE for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Bin sizes; by default, from a tenth of its own to ten times it, in geometric steps."""
+        """Bin sizes; by default a geometric sequence from a tenth to ten times the own bin size."""
         bin_size = self.bin_sizes.of(spec)
         if bin_size is None or not is_planned(spec):
             return None

@@ -41,8 +41,9 @@ class ArcTopK(Plannable):
     residual. The bytes that a replica sends do not grow with the number of replicas.
 
     Use it for many replicas whose gradients are not alike, so that the choice of one leader does
-    not suit the others. It communicates twice in a step. A block is sent whole, so gradients with
-    scattered large entries need a higher density than with TopK. This method is plain TensorFlow.
+    not suit the others. ArcTopK communicates twice in a step. A block is sent whole, so gradients
+    with scattered large entries need a higher density than with TopK. This method is plain
+    TensorFlow.
 
     Args:
         density: The share of the blocks that is sent, above 0 and up to 1, for all variables or by
@@ -50,8 +51,8 @@ class ArcTopK(Plannable):
             A variable is also sent whole if its sketch and blocks would take half of its bytes or
             more.
         rank: The numbers in the sketch of a block; it divides `block`. A higher rank estimates
-            norms better: their relative error is about the square root of 2 / rank. They are sent
-            as bfloat16, with Horovod as float32.
+            norms better: their relative error is about the square root of 2 / rank. Sketches are
+            sent as bfloat16, and with Horovod as float32.
         block: The entries in a block. Smaller blocks choose better, and have larger sketches: they
             take rank / (2 block) of a dense gradient's bytes.
         overrides: Density or None by regular expression over variable paths, with precedence over
@@ -64,8 +65,8 @@ class ArcTopK(Plannable):
 
     Reference:
         Chen et al., "An All-Reduce Compatible Top-K Compressor for Communication-Efficient
-        Distributed Learning", https://arxiv.org/abs/2510.26709. It sketches rows of matrices, by
-        Gaussian numbers.
+        Distributed Learning", https://arxiv.org/abs/2510.26709. The paper's method sketches rows of
+        matrices, by Gaussian numbers.
     """
 
     name = "arc_top_k"
@@ -111,7 +112,7 @@ class ArcTopK(Plannable):
         return int(tf.reduce_sum(self._tensor_bytes(specs, sent)))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Numbers of blocks; by default, from a tenth of its own to ten times as many."""
+        """Numbers of blocks; by default from a tenth to ten times the own number."""
         (own,) = self.settings([spec])
         if own == SENT_WHOLE or not is_planned(spec):
             return None
@@ -191,7 +192,7 @@ class ArcTopK(Plannable):
         return self._unless_large(spec, max(1, round(density * self._blocks_in(spec))))
 
     def _unless_large(self, spec: GradientSpec, sent: int) -> int:
-        """Returns the number of blocks, or 0 if they and the sketch take half of all bytes."""
+        """Returns the number of blocks; 0 if blocks and sketch would take half of all bytes."""
         sketch = SKETCHED.size * self.rank * self._blocks_in(spec)
         return sent if 2 * (4 * self.block * sent + sketch) < 4 * spec.elements else SENT_WHOLE
 
@@ -224,7 +225,7 @@ class ArcTopK(Plannable):
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """One variable of one replica in one step.
+    """A variable of one replica in one step.
 
     Attributes:
         spec: The spec of its gradient.

@@ -17,17 +17,17 @@ CANDIDATES = (BASELINE, "cast", "adacomp")
 class Auto:
     """The fastest of some methods for this model, on this network and these machines.
 
-    It is not a compressor itself, but takes the place of one. When the optimizer is built, all
-    workers time their collectives and the methods for about a second, predict the time of a step's
-    exchange with each method, and choose the same method. The log names the choice and all
-    predictions; `gc.advise` predicts them beforehand.
+    `Auto` is not itself a compressor, but a placeholder for the chosen compressor. When the
+    optimizer is built, all workers time their collectives and the methods for about a second,
+    predict the time of a step's exchange with each method, and choose the same method. The log
+    names the choice and all predictions; `gc.advise` predicts them beforehand.
 
     Use it if a program runs on different networks. By default it chooses only between methods that
     train about as well as dense: `"no_compression"`, `"cast"` and, unless gradients would not be
     divided by Adam's second moment, `"adacomp"`. Among your own candidates, it chooses by time
     alone: list only methods that are good enough. If `"no_compression"` is a candidate, another
-    method must be faster by a twentieth. State is kept for all candidates, because a resumed job
-    chooses again. With one replica, nothing is exchanged or chosen.
+    method must be faster by a twentieth. The exchange keeps the state of all candidates, because a
+    resumed job chooses again. With one replica, nothing is exchanged or chosen.
 
     Args:
         candidates: Compressors, their names or their configs.
@@ -74,9 +74,9 @@ def methods_of(compressor: Compressor | Auto, *, lags: bool = False) -> tuple[Co
     """The methods that may be used: the compressor itself, or the candidates of a choice.
 
     Args:
-        compressor: What the user gave.
-        lags: Whether methods that need the division by Adam's second moment may not get it. Their
-            training then lags, so they are not default candidates.
+        compressor: The user's argument.
+        lags: Whether methods that need the division by Adam's second moment may not get it.
+            Training with such methods then lags, so they are not default candidates.
     """
     if not isinstance(compressor, Auto):
         return (compressor,)

@@ -48,9 +48,9 @@ class JobStateSpec:
         shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all
             replicas. Otherwise a checkpoint holds the sum over the replicas, and each of N replicas
             gets 1/N of the sum.
-        of_gradients: Whether it is in units of the gradients that the method receives. It restarts
-            from zeros if a job divides gradients by second moments and the job before did not, or
-            the reverse.
+        of_gradients: Whether it is in units of the gradients that the method receives. Such state
+            restarts from zeros if the job before divided gradients by second moments and this job
+            does not, or the reverse.
 
     Raises:
         ValueError: If it cannot be divided among replicas.
@@ -71,7 +71,7 @@ class JobStateSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeInputs:
-    """One replica's side of one step.
+    """The inputs of one replica in one step.
 
     Attributes:
         specs: The spec of each gradient.
@@ -79,8 +79,7 @@ class ExchangeInputs:
         state: What `Compressor.state` asks for, by name: for each gradient the resource handle of
             this replica's variable, which `ops` update.
         step: int64 scalar, equal on all replicas.
-        finite: bool scalar, equal on all replicas; if it is false, the step is skipped whatever the
-            gradients are.
+        finite: bool scalar, equal on all replicas; if false, all replicas skip the step.
         rank: int32 scalar, this replica's number.
         size: The number of replicas.
         second_moments: The second moments by whose roots the method must divide gradients, if any.
@@ -137,25 +136,25 @@ class Exchanged(NamedTuple):
 
 
 class Compressor(abc.ABC):
-    """A method with its settings. It knows no strategy and no Keras; it holds no state.
+    """A method with its settings, independent of strategies and Keras, and without state.
 
     Args:
-        warmup_steps: The number of first steps in which `warmup` takes its place.
+        warmup_steps: The number of first steps in which `warmup` replaces the method.
         warmup: A compressor, its name or its config. By default gradients travel dense; a gentler
             setting of the same method, perhaps with its own warm-up, makes a schedule.
 
     Raises:
-        TypeError: If the class has no `name` of its own.
+        TypeError: If the class does not define its own `name`.
         ValueError: If `warmup_steps` is negative, or `warmup` unknown or a choice between methods.
 
     Attributes:
-        name: The name by which `gc.compressors.get` knows it.
+        name: The name of the method for `gc.compressors.get`.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
         has_gpu_kernels: Whether its ops also run on a GPU, with all state, and with second moments
             if the method divides gradients itself. State of other methods is copied to the host for
             each step.
-        warmup_steps: The number of steps in which `warmup` takes its place.
+        warmup_steps: The number of steps in which `warmup` replaces the method.
         warmup: The method of these steps; None without any.
 
     `protocols.py` has the members that only some methods provide.
@@ -178,8 +177,8 @@ class Compressor(abc.ABC):
             )
         if "name" not in vars(type(self)):
             raise TypeError(
-                f"{type(self).__name__} has no `name` of its own; give the class one. A file or a "
-                "worker that finds the name of another class would use that class."
+                f"{type(self).__name__} does not define its own `name`; add one to the class. A "
+                "file or a worker that finds the name of another class would use that class."
             )
         self.warmup_steps = warmup_steps
         self.warmup: Compressor | None = registry.get(warmup) if warmup_steps else None

@@ -1,4 +1,4 @@
-"""Hooks by which a method changes its own state between two steps of a job."""
+"""Hooks that change a method's state between two steps of a job."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class BetweenSteps(abc.ABC):
 
 
 class Proposing(BetweenSteps):
-    """A hook by which the first replica proposes a change, and all replicas install it at once."""
+    """A hook in which the first replica proposes a change, and all replicas install it at once."""
 
-    action: ClassVar[str]  # what workers report to be doing meanwhile
+    action: ClassVar[str]  # the action that workers report during the agreement
     caller_fact: ClassVar[str]  # the name of the fact that identifies the hook's caller
     state_name: ClassVar[str]  # the state of each gradient on which the proposal is based
 

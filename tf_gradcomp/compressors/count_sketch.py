@@ -21,7 +21,7 @@ _MOST_BLOCKS = 2**40  # of random numbers for a row
 
 
 class _Plan(NamedTuple):
-    """The parts of a step; indices are those of tensors."""
+    """The parts of a step, as indices of tensors."""
 
     whole: list[int]
     sketched: list[int]
@@ -44,7 +44,7 @@ class CountSketch(Compressor):
     takes longer to encode and decode than TopK.
 
     Args:
-        density: The share of the entries for which the sketch is made, above 0 and up to 1.
+        density: The share of the entries that the sketch can recover, above 0 and up to 1.
         rows: Of the sketch: 1, 3 or 5. An estimate is the median over the rows.
         columns: Sums in each row, in multiples of the entries that `density` asks for.
         candidates: The entries that are summed exactly, in the same multiples. The estimates are

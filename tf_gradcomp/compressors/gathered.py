@@ -23,10 +23,10 @@ def sum_gathered(
 ) -> Generator[AllGather, tf.Tensor, Exchanged]:
     """Encodes, gathers and decodes.
 
-    If the step is skipped, the packed values are put back; but not if only a sum is too large,
-    because the sums of all later steps would be too large, too. A method that keeps more than
-    residuals passes `keep`, which is called last with the payload and with whether the packed
-    values are gone.
+    If the step is skipped, the packed values return to the residuals. They are discarded if only a
+    sum is too large, because the sums of all later steps would be too large, too. A method that
+    keeps more than residuals passes `keep`, which is called last with the payload and with whether
+    the packed values are gone.
     """
     payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
     payloads = yield AllGather(payload, same_length)

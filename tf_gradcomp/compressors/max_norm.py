@@ -42,15 +42,15 @@ class MaxNormQuantization(Plannable):
 
     Use it where QSGD would suit, on 4 replicas or more: the bytes that a replica sends hardly grow
     with the number of replicas. The largest magnitudes, one float32 for each variable, are gathered
-    in a separate collective. It is plain TensorFlow, and takes longer to encode than QSGD.
+    in a separate collective. The method is plain TensorFlow, and takes longer to encode than QSGD.
 
     Args:
         bits: The bits of a magnitude, without its sign. From 2 to 8, for all layer kinds but
             vectors (biases, normalization), which take 8; or by layer kind (see `gc.Policy`; kinds
             not named keep the defaults). A pair such as (2, 6) has two units: codes have 2 bits,
-            and an entry takes the unit of 6 bits if its code in it has 2 bits on all replicas. That
-            takes one more sum, of a flag for each entry. A kind with None, and a variable of one
-            entry, is summed whole, as float32.
+            and an entry takes the unit of 6 bits if its code in it has 2 bits on all replicas. Two
+            units take one more sum, of a flag for each entry. A kind with None, and a variable of
+            one entry, is summed whole, as float32.
         density: The share of the entries that is sent in a step, from 1/65536 to 1: one entry of
             each 1 / density, drawn at random and equal on all replicas, as with `RandomK`. The
             other entries stay in the residual. None: all entries.
@@ -109,7 +109,7 @@ class MaxNormQuantization(Plannable):
         return [self._chunk_size > 1 and spec.elements > 1 for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Numbers of bits; by default, from half of its own to twice it. A pair is not planned."""
+        """Numbers of bits; by default from half to twice the own number. A pair is not planned."""
         units = self._bits(spec)
         if len(units) != 1 or not is_planned(spec):
             return None

@@ -60,7 +60,7 @@ class Plannable(HasSettings):
         """Returns the variables that steps with any of these settings need.
 
         Args:
-            spec: What is known of the gradient.
+            spec: The spec of the gradient.
             settings: Numbers as `settings` has them.
         """
         return self.state(spec)

@@ -38,14 +38,15 @@ class PowerSGD(Plannable):
     """Low-rank gradient compression by one step of power iteration, with error feedback.
 
     The residual plus gradient of each variable is viewed as a matrix of n rows and m columns, where
-    m is its last axis. It is sent as the product of an n x r and an m x r matrix; the approximation
-    error stays in the residual. Each step begins with the factors of the step before, and therefore
-    comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n + m)).
+    m is its last axis. The matrix is sent as the product of an n x r and an m x r matrix; the
+    approximation error stays in the residual. Each step begins with the factors of the step before,
+    and therefore comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n +
+    m)).
 
     Use it if layers are large and there are many replicas: it sums, so the bytes that a replica
-    sends and receives do not grow with the number of replicas. It communicates twice in a step, and
-    reads gradient and residual three times. Vectors are summed whole, as float32. A matrix is also
-    summed whole if its two factors have at least half as many entries as the matrix.
+    sends and receives do not grow with the number of replicas. PowerSGD communicates twice in a
+    step, and reads gradient and residual three times. Vectors are summed whole, as float32. A
+    matrix is also summed whole if its two factors have at least half as many entries as the matrix.
 
     With `alternate=True` (ACP-SGD), a step sends one of the two factors, and the next step the
     other one. For the factor that is not sent, all replicas use its last sum, which they know.
@@ -109,7 +110,7 @@ class PowerSGD(Plannable):
         return int(tf.reduce_sum(of_each))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Ranks; by default, from half of its own to twice it.
+        """Ranks; by default from half to twice the own rank.
 
         Ranks that are too large become 0: whole.
         """
@@ -128,7 +129,8 @@ class PowerSGD(Plannable):
     def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
         """The residual, and a factor with as many columns as the largest rank.
 
-        The factor is [m, r], or [n + m, r] with `alternate`. It is [0] for variables sent whole.
+        The factor is [m, r], or [n + m, r] with `alternate`. The shape is [0] for variables that
+        are sent whole.
         """
         rank = max(settings)
         rows, columns = _matrix(spec)

@@ -28,14 +28,14 @@ class QSGD(Plannable):
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
     element and the unit between two levels as float32, and for each element a level of `bits` bits;
-    the rounding error stays in the residual. The ratio is about 32 / bits, whatever the gradients
-    are: 7.8 for a ResNet with 4 bits. Payloads are gathered, so the bytes that each replica
-    receives grow with the number of replicas. On digits with 2 and 8 replicas, AdaComp sent less,
-    was as accurate and took less time.
+    the rounding error stays in the residual. The ratio is about 32 / bits for any gradients: 7.8
+    for a ResNet with 4 bits. Payloads are gathered, so the bytes that each replica receives grow
+    with the number of replicas. On digits with 2 and 8 replicas, AdaComp sent less, was as accurate
+    and took less time.
 
     Use it if every element must be sent in every step, and you have measured the cost of rounding:
     on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4 bits
-    behind after 600 steps. It reads gradient and residual twice.
+    behind after 600 steps. QSGD reads gradient and residual twice.
 
     Args:
         bits: For each element, 2 to 8, for all layer kinds but vectors (biases, normalization),
@@ -48,8 +48,8 @@ class QSGD(Plannable):
             error in each step; the residual corrects the bias.
         overrides: Bits or None by regular expression over variable paths, with precedence over
             `bits`; the first expression that is found anywhere in the path counts.
-        seed: Seed of the random numbers. They depend only on the seed, step, replica, variable and
-            element.
+        seed: Seed of the random numbers. The random numbers depend only on the seed, step, replica,
+            variable and element.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -101,7 +101,7 @@ class QSGD(Plannable):
         return [self.bits.of(spec) or SENT_WHOLE for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Numbers of bits; by default, from half of its own to twice it."""
+        """Numbers of bits; by default from half to twice the own number."""
         bits = self.bits.of(spec)
         if bits is None or not is_planned(spec):
             return None

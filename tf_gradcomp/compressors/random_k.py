@@ -35,7 +35,8 @@ class RandomK(HasSettings):
     ScaleCom sent less and was more accurate.
 
     Use it only as a baseline for sparse methods: it was 8 points of accuracy behind dense on
-    digits, and 1.9 bits per character on an LSTM. It costs two passes over gradient and residual.
+    digits, and 1.9 bits per character on an LSTM. RandomK costs two passes over gradient and
+    residual.
 
     Args:
         density: The share of entries that is sent, from 1/65536 to 1, for all variables or by layer

@@ -1,4 +1,4 @@
-"""The requests by which compressors communicate."""
+"""The requests with which compressors communicate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AllGather(NamedTuple):
 class AllReduce(NamedTuple):
     """Asks for the sum of all replicas' vectors.
 
-    The answer has the dtype of `values`, and the same bits on all replicas. It has the shape of
-    `values`, followed by the sum of the metadata.
+    The answer has the dtype of `values`, and the same bits on all replicas. The answer has the
+    shape of `values`, followed by the sum of the metadata.
     """
 
     values: tf.Tensor  # [n], float32, float16, bfloat16 or int64; n is equal on all replicas, not 0

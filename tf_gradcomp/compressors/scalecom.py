@@ -56,10 +56,10 @@ class ScaleCom(Plannable):
     sends one entry, too. A small variable therefore sends an entry in every step, however large the
     gradients of other variables are.
 
-    Use it for many replicas. Their gradients should be alike, as they are if each replica gets its
-    share of every batch. It loses more accuracy early in training than AdaComp, unless it is warmed
-    up (in the paper: dense steps for less than a tenth of the training). It costs two passes over
-    gradient and residual.
+    Use it for many replicas. The replicas' gradients should be alike, as they are if each replica
+    gets its share of every batch. Without a warm-up, ScaleCom loses more accuracy early in training
+    than AdaComp. In the paper, less than a tenth of the training is a dense warm-up. ScaleCom costs
+    two passes over gradient and residual.
 
     With a `beta` below 1, the residual is low-pass filtered: a sent position releases only this
     share of the replica's residual. Use 0.1 if batch and learning rate are scaled up; otherwise 1,
@@ -131,7 +131,7 @@ class ScaleCom(Plannable):
         return [_rate(spec, self.rates.of(spec)) for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Rates; by default, from a tenth of its own to ten times it, in geometric steps."""
+        """Rates; by default a geometric sequence from a tenth to ten times the own rate."""
         (rate,) = self.settings([spec])
         if rate == _SENT_WHOLE or not is_planned(spec):
             return None

@@ -28,10 +28,10 @@ class SIDCo(Compressor):
     The magnitudes of residual plus gradient are fitted by a distribution, and its quantile is the
     threshold. Each further stage fits the distribution again, to the magnitudes above the last
     threshold. Entries above the threshold are sent, as a 32-bit index and a float32 value each; the
-    rest stays in the residual. Their number differs by step and by replica: about `density` of the
-    entries, and at most twice as many, or 64. A variable with fewer than 1024 elements sends its
-    largest entries. Payloads are gathered, so the bytes that each replica receives grow with the
-    number of replicas.
+    rest stays in the residual. The number of sent entries differs by step and replica: about
+    `density` of the entries, and at most twice as many, or 64. A variable with fewer than 1024
+    elements sends its largest entries. Payloads are gathered, so the bytes that each replica
+    receives grow with the number of replicas.
 
     Use it to compare its thresholds with the exact choice of TopK, which is a native kernel. This
     method is plain TensorFlow.

@@ -23,7 +23,7 @@ class SignSGD(Compressor):
     AdaComp sent less and was more accurate.
 
     Use it as the one-bit baseline: it was 1.1 points behind dense on digits, and 0.7 to 0.8 bits on
-    a character LSTM after 600 steps. It reads gradient and residual twice. Without a residual,
+    a character LSTM after 600 steps. SignSGD reads gradient and residual twice. Without a residual,
     signs need not converge, so this method always keeps one.
 
     Args:

@@ -47,8 +47,8 @@ class TopK(Plannable):
     whole, as float32 in the same payload. Payloads are gathered, so the bytes that each replica
     receives grow with the number of replicas.
 
-    Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
-    residual twice, without a sort.
+    Use it when the ratio must be fixed, or as the baseline of sparse methods. TopK reads gradient
+    and residual twice, without a sort.
 
     With `momentum` it is Deep Gradient Compression: with u the velocity and v the residual,
 

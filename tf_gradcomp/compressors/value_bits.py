@@ -90,7 +90,7 @@ def sum_shares(
     """Sums shares of common scales, one scale for each value, in float16.
 
     The shares are whole numbers of a power of two, and their sum over all replicas is at most 2048.
-    No sum is therefore rounded or overflows, in whatever order the shares are added.
+    Sums are therefore neither rounded nor overflow, in any order of the shares.
     """
     if size > _LARGEST_EXACT:
         raise ValueError(

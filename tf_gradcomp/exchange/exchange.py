@@ -210,7 +210,7 @@ class GradientExchange(HookedExchange, tf.Module):
     def reduce_and_vote(
         self, gradients: Gradients, variables: Sequence[Any], votes: tf.Tensor
     ) -> StepResult:
-        """Reduces gradients over several replicas, like `reduce`, together with votes.
+        """Reduces gradients over several replicas, like `reduce`, and combines votes.
 
         Args:
             gradients: As for `reduce`, and dense.
@@ -281,15 +281,15 @@ class GradientExchange(HookedExchange, tf.Module):
         Args:
             gradients: One for each of `variables`. If a gradient is not finite, nothing is added
                 yet, because the step may be skipped.
-            variables: Some or all of the variables for which the exchange was built.
-            scale: The number by which the gradients will be divided, such as a loss scale.
+            variables: Some or all of the exchange's variables.
+            scale: The factor of the gradients, such as a loss scale.
             inner: As for `reduce`. If an earlier job kept second moments on its replicas, the inner
                 optimizer gets them back.
         """
         if not variables:
             return []
         # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
-        tell_user("One replica: gradients are not exchanged.")
+        tell_user("The job has one replica, so gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.warned_of_lost_residuals)
         return self.take_residuals(gradients, variables, scale, inner)
 

@@ -18,7 +18,8 @@ class HookedExchange:
     Attributes:
         built: Whether the state exists.
         setup: The parts of the built exchange.
-        plans_by: The caller of `plan_settings`, with its settings. It must be equal on all workers.
+        plans_by: The caller of `plan_settings`, with its settings. The key must be equal on all
+            workers.
     """
 
     built = False

@@ -1,4 +1,4 @@
-"""One replica's variables in a step."""
+"""The variables of one replica in a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_gradcomp.groups.group import Member
 
 
 class Replica:
-    """One replica in one step. It reads and writes its own variables, by the places of gradients.
+    """A replica in one step, which accesses its own variables by the indices of gradients.
 
     Attributes:
         setup: The parts of the exchange.
@@ -143,9 +143,9 @@ def count_exchange(
 
     Args:
         setup: The parts of the exchange.
-        numbers: The places, in the setup, of what was exchanged.
+        numbers: The indices, in the setup, of the exchanged gradients.
         sent: The bytes that the replica sent.
-        tensor_bytes: int64, those of the payload for each of `numbers`.
+        tensor_bytes: int64, the bytes of the payload for each of `numbers`.
     """
     replica = Replica(setup, numbers, None)
     replica.count(range(len(numbers)), sent, tensor_bytes)

@@ -46,9 +46,9 @@ class ReplicaStep:
     # bool scalar, equal on all replicas: whether any residual may be nonzero.
     delayed: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
-    # bool [tensors], which of this replica's gradients are not all zeros, among the gradients that
-    # no replica had before; None if nobody asks. The payload cannot tell: a gradient may be delayed
-    # for many steps before any entry is sent.
+    # bool [tensors], which gradients without second moments so far are not all zeros on this
+    # replica; None without a preconditioner. The payload cannot tell: a gradient may be delayed for
+    # many steps before any entry is sent.
     begins: tf.Tensor | None = None
     # bool [1], whether a gradient plus its residual is not finite; None if the compressor adds the
     # residuals.

@@ -33,17 +33,17 @@ _LOG = tf.get_logger()
 Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], bool]) -> None:
+def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[], bool]) -> None:
     """Warns in a step that finds residuals restored for a method that keeps none.
 
-    `told` returns whether the user was told when a file was loaded.
+    `warned` returns whether the user was warned when the file was loaded.
     """
     if RESIDUAL in setup.variables.state:
         return
     waits = setup.group.local(setup.variables.facts.residual_waits, local_replica)
 
     def log() -> None:
-        if not told():
+        if not warned():
             _LOG.warning(_LOST, setup.compressor)
 
     def warn() -> None:
@@ -203,7 +203,7 @@ def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
 
 
 def _delayed(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the restored residuals of all replicas together, and which residuals are lost."""
+    """Returns the restored residuals, summed over the replicas, and which residuals are lost."""
     first, setup = replicas[0], replicas[0].setup
     facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in first.numbers]
     if RESIDUAL not in setup.variables.state:

@@ -44,8 +44,8 @@ class Method(NamedTuple):
     # Takes the group of replicas, the candidates and the specs of the gradients, and returns a
     # candidate. All workers make the same choice.
     choose: Callable[[Group, Sequence[Candidate], Sequence[GradientSpec]], Candidate]
-    # The preconditioner that the inner optimizer allows, if any. Its state is kept even if no
-    # candidate uses it, because a checkpoint may have been preconditioned.
+    # The preconditioner that the inner optimizer allows, if any. The exchange keeps its state even
+    # if no candidate uses it, because a checkpoint may be preconditioned.
     moments: Preconditioner | None = None
 
 
@@ -145,7 +145,7 @@ def _compressors(method: Method) -> list[Compressor]:
 
 
 def announce(parts: Setup, notices: Iterable[str]) -> None:
-    """Tells users where the exchange differs from what the program's text suggests."""
+    """Informs users if the exchange differs from what the program's text suggests."""
     if parts.group.size == 1:
         return
     kind = parts.group.kind

@@ -24,7 +24,7 @@ def state_specs(
 ) -> dict[str, list[StateSpec]]:
     """Returns the state of each gradient by name, in the order of `specs`.
 
-    This is all state of the methods, their warm-ups and the preconditioner. Raises ValueError if
+    Includes the state of the methods, their warm-ups and the preconditioner. Raises ValueError if
     two keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}

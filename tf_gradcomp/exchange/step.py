@@ -268,7 +268,7 @@ def _note_beginnings(
     finite: tf.Tensor,
     updates: tf.Tensor | None,
 ) -> None:
-    """Records after a step for which gradients the second moments have not begun."""
+    """Records after a step which gradients have no second moments yet."""
     setup = replicas[0].setup
     if not setup.preconditioner or updates is None:
         return

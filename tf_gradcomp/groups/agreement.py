@@ -16,7 +16,7 @@ class GradientAgreement:
     """Compares with other workers, while a step is traced, which variables have gradients.
 
     Workers compare once for each set of variables, and not at each trace, because some workers
-    trace more often: for example, a worker whose last batch is smaller.
+    trace more often than others. A worker with a smaller last batch, for example, traces again.
     """
 
     def __init__(self, group: Group) -> None:

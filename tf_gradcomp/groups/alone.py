@@ -25,8 +25,8 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """Refuses to train alone in a process that is one of several.
 
     Each process would train alone, and nobody would notice. Evaluators and parameter servers run
-    alone by design. A chief that has already trained with other workers may also train alone: the
-    chief in TensorFlow's tutorial loads the model that the job saved, and continues training.
+    alone by design. A chief that has already trained with other workers may also train alone. In
+    TensorFlow's tutorial, for example, the chief loads the job's model and continues training.
     """
     if group.processes > 1:
         _trained_with_others.set()

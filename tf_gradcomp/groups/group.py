@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One replica in one step."""
+    """A replica in one step."""
 
     communicator: Communicator  # reaches the other replicas; a new one for each step
     local_replica: int  # which of this process's replicas it is
@@ -36,7 +36,7 @@ class Group(Processes):
         name: The name of the layer that connects the replicas, for messages.
         by_strategy: Whether a strategy runs the replicas. A strategy creates variables with equal
             values on all replicas, and all processes save and restore together.
-        tells_users: Whether users are told how their job exchanges gradients.
+        tells_users: Whether messages describe the exchange of gradients to users.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Group(Processes):
     def label(self, paths: Sequence[str]) -> str:
         """Returns a label that distinguishes this exchange's collectives from other exchanges'.
 
-        The label is needed only if collectives are matched by name. It is equal on all processes,
-        because they build their exchanges in the same order.
+        The label is needed only if collectives are matched by name. The label is equal on all
+        processes, because all processes build their exchanges in the same order.
         """
         return ""

@@ -26,8 +26,8 @@ _exchanges: collections.Counter[int] = collections.Counter()
 class HorovodCommunicator(Communicator):
     """Horovod's operations, in a graph or eagerly.
 
-    Horovod matches the ranks' operations by name, in whatever order they come. Names therefore
-    follow from the variables of an exchange and the order of its collectives.
+    Horovod matches the ranks' operations by name, not by order. Names therefore follow from the
+    variables of an exchange and the order of its collectives.
     """
 
     def __init__(self, hvd: Any, process_set: Any) -> None:

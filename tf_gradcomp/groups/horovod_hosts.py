@@ -55,8 +55,7 @@ class HorovodHosts(HorovodGroup):
         ImportError: If Horovod is not there; says how to build it.
         ValueError: If Horovod is not initialized like that, or is elastic, or the hosts have
             different numbers of ranks, or all ranks are on one.
-        WorkersDisagreeError: If other ranks do something else meanwhile, such as exchanging by
-            another group.
+        WorkersDisagreeError: If other ranks do something else, such as exchanging by another group.
     """
 
     kind = "host"

@@ -1,8 +1,8 @@
 """Means and sums of metrics over the replicas in a step.
 
-All metrics share one collective in a separate group. It starts as soon as the metrics are known,
-usually while gradients are still computed, and gradients do not wait for it. With local steps, the
-collective follows an exchange, and steps without an exchange have none.
+All metrics share one collective in a separate group. The collective starts as soon as the metrics
+are known, usually while gradients are still computed, and gradients do not wait for it. With local
+steps, the collective follows an exchange, and steps without an exchange have none.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Processes(abc.ABC):
         """Returns the `gc.worker_path(path)` of the process of the job's first replica."""
         return path
 
-    @tf.autograph.experimental.do_not_convert  # which warns of what it cannot read
+    @tf.autograph.experimental.do_not_convert  # the reader warns of values that it cannot parse
     def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
         """Compares `facts` over all processes; returns if all are equal.
 
@@ -56,7 +56,8 @@ class Processes(abc.ABC):
             raise handshake.WorkersDisagreeError(
                 f"This worker has waited {seconds} seconds for the other workers to compare "
                 f"{dict(facts)}, but they took another path through the program. All workers must "
-                "run the same program, and must not decide from their own data what they train."
+                "run the same program, and their own data must not determine which variables they "
+                "train."
             )
 
     def largest(self, numbers: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The times that workers wait for each other, by argument or environment."""
+"""Waiting times of workers, from arguments or environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def heartbeat_timeout(given: float | None) -> float:
 
 
 def stall_after(given: float | None) -> float:
-    """Returns the seconds in a collective after which a worker reports; 0 is never."""
+    """Returns the seconds in a collective after which a worker reports a stall; 0 means never."""
     return _seconds("stall_after", given, STALL_AFTER, STALLS, or_never=True)
 
 

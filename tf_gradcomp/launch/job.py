@@ -32,8 +32,9 @@ _THIS_MACHINE = "localhost"
 
 # Run in front of each worker: asks Linux to kill the worker when the launcher dies for any reason,
 # and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
-# safe in a process with threads, such as a process that has loaded TensorFlow.) It also makes the
-# worker receive SIGINT if the launcher itself ignores it, in the background of a shell.
+# safe in a process with threads, such as a process that has loaded TensorFlow.) It also lets the
+# worker receive SIGINT, even if the launcher ignores SIGINT because it runs in the background of a
+# shell.
 GUARD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -47,7 +48,7 @@ LineHook = Callable[[int, str, str], None]
 
 
 class _Worker:
-    """One process, in its own session and process group."""
+    """A process in its own session and process group."""
 
     def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.index = index
@@ -96,9 +97,9 @@ class _Worker:
 class LocalJob:
     """A job of several worker processes on this machine.
 
-    The workers run the same command; each has its own TF_CONFIG, unless told otherwise. When a
-    worker fails, the other workers get `grace` seconds to fail with their own errors, and are then
-    killed: a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
+    The workers run the same command. By default, each worker has its own TF_CONFIG. When a worker
+    fails, the other workers get `grace` seconds to fail with their own errors, and are then killed:
+    a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
 
     Nothing runs in the background: the job advances in `step`, which `run` calls until all workers
     have ended. Use it as a context manager, so that no process outlives the block, and in a thread
@@ -112,7 +113,7 @@ class LocalJob:
         tf_config: Whether workers get a TF_CONFIG. If not, `worker_env` must connect them.
         worker_prefix: For each worker, a command that runs the worker's command, such as `ip netns
             exec NAME`; it must become the command, or pass its signals, output and exit code on.
-        hosts: The name by which the others reach each worker, if that is not `localhost`.
+        hosts: The name by which other workers reach each worker, if it is not `localhost`.
         first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.
         on_progress: Called like `on_line`, with the state of a line that is being redrawn.
@@ -261,7 +262,7 @@ class LocalJob:
         """Asks the workers to end; a second call kills them. May be called by a signal handler.
 
         Args:
-            signum: The signal by which the user stops the job; it determines the job's exit code.
+            signum: The user's signal, which determines the job's exit code.
         """
         self._stop_signals.append(signum)
 
@@ -308,7 +309,8 @@ class LocalJob:
             return
         first = self._stops_obeyed == 0
         self._stops_obeyed = len(self._stop_signals)
-        # SIGINT, whatever the user sent: Python programs clean up on SIGINT, but not on SIGTERM.
+        # Workers get SIGINT in place of any signal, because Python programs clean up on SIGINT, but
+        # not on SIGTERM.
         self._signal_running(signal.SIGINT if first else signal.SIGKILL)
         self._kill_after_grace()
 

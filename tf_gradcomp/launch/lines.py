@@ -1,4 +1,4 @@
-"""Turns the bytes of a worker's pipe into lines that can stand beside other workers' lines."""
+"""Turns the bytes of a worker's pipe into lines that can be mixed with other workers' lines."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ class LineReader:
         return [line] if line else []
 
     def _forget_old_states(self) -> None:
-        # The end of the chunk may cut off the newest state, so the state before it is kept.
+        # The end of the chunk may cut off the newest state, so the state before the newest is
+        # returned.
         drawn, redrawn, newest = self._open.rpartition("\r")
         if redrawn:
             self._open = f"{visible(drawn)}\r{newest}"
 
 
 def visible(line: str) -> str:
-    """Returns what a terminal shows of a line with carriage returns and backspaces."""
+    """Returns a line with carriage returns and backspaces as a terminal shows it."""
     for state in reversed(line.split("\r")):
         shown = _overwrite(state)
         if without_escapes(shown).strip():

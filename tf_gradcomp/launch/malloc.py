@@ -1,7 +1,7 @@
 """Settings of the GNU C library's `malloc` for workers, so that memory is mapped once.
 
-By default `malloc` maps each large tensor anew, the kernel fills its pages with zeros as they are
-touched, and `free` unmaps them. In a training step that may take longer than the arithmetic.
+By default `malloc` maps new pages for each large tensor, the kernel fills the pages with zeros on
+first use, and `free` unmaps them. In a training step that may take longer than the arithmetic.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class ReservedPorts:
     system does not allow this, the port is released at once, and a short race remains.
 
     Args:
-        hosts: One for each port to reserve: the name by which other workers reach it.
+        hosts: For each port to reserve, the name by which other workers reach this machine.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ def _bind(port: int) -> socket.socket:
     bound = socket.socket()
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # On all interfaces, like TensorFlow's server, whatever host its address names.
+        # On all interfaces, like TensorFlow's server, which ignores the host in its address.
         bound.bind(("", port))
     except OSError:
         bound.close()

@@ -27,7 +27,7 @@ from tf_gradcomp.launch.ports import ReservedPorts
 _THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-_WAIT = 300.0  # seconds by which the starts of ranks may differ
+_WAIT = 300.0  # the largest difference between the starts of ranks, in seconds
 
 
 # The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
@@ -130,7 +130,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _own_host(env: Mapping[str, str]) -> str:
-    """The name by which the launcher knows this machine."""
+    """The launcher's name for this machine."""
     return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
 
 
@@ -191,7 +191,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
 
 
 def _mpi_library(env: Mapping[str, str]) -> str:
-    """Returns the library for `dlopen`: beside the launcher, or where `dlopen` finds it."""
+    """Returns the MPI library's path in the launcher's installation, or its name for `dlopen`."""
     name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
     launcher = shutil.which("mpirun", path=env.get("PATH"))
     homes = [Path(launcher).resolve().parents[1]] if launcher else []

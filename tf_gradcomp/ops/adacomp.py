@@ -105,17 +105,17 @@ def adacomp_encode(
 
     If a residual plus gradient is not finite anywhere, the payload is a header with the non-finite
     flag, and the gradients are discarded. If a gradient or its square is not finite, residuals and
-    second moments keep their old values to the bit. If only a residual plus gradient is not finite,
-    that holds for the residuals in its bin; other residuals become r + g - g in float32. Second
-    moments then stay between 0 and their old values. With beta_2 of a half or more, they shrink by
-    at most 2^-19 of the value that this step would have given them.
+    second moments keep their old values to the bit. If all gradients are finite but some residual
+    plus gradient is not, the residuals in its bin keep their old values; other residuals become r +
+    g - g in float32. Second moments then stay between 0 and their old values. With beta_2 of a half
+    or more, they shrink by at most 2^-19 of the value that this step would have given them.
 
     Args:
         residuals: See `ops.coding.encode`.
         gradients: See `ops.coding.encode`.
         step: See `ops.coding.encode`.
-        bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32. They may
-            change between steps; the payload's header has a digest.
+        bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32. Bin sizes
+            may change between steps; the payload's header has a digest of them.
         fingerprint: See `ops.coding.encode`.
         scale_factor: s above, the weight of the gradient in the selection.
         second_moments: One per residual, of the same shape, to divide the gradients; or None.

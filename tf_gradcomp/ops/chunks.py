@@ -1,8 +1,8 @@
 """Sums one entry per chunk, at positions that are equal on all replicas: ScaleCom and RandomK.
 
-Each tensor is cut into chunks, and one entry of each chunk travels. Its place is an offset in the
-chunk, in as many bits as the chunk needs. The offsets of a tensor are packed, the first in the
-lowest bits. Zeros fill the last int32 word.
+Each tensor is cut into chunks, and one entry of each chunk travels. The place of the entry is an
+offset in the chunk, in as many bits as the chunk needs. The offsets of a tensor are packed, the
+first in the lowest bits. Zeros fill the last int32 word.
 
 With m the residual and g the gradient of a variable, I the chosen places and beta the filter
 (Chen et al., "ScaleCom", NeurIPS 2020, https://arxiv.org/abs/2104.11125):
@@ -37,7 +37,7 @@ class Chunked(NamedTuple):
     Attributes:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        chunk_sizes: One per tensor, 1 to 65536; with 1, every entry is sent. They may change
+        chunk_sizes: One per tensor, 1 to 65536; with 1, every entry is sent. Chunks may change
             between steps.
     """
 
@@ -127,7 +127,7 @@ def chunk_apply(
         offsets: int32 [words], the same on all replicas.
         totals: float32 [chunks + 1], the sum over the replicas of `chunk_take`.
         own_finite: bool scalar, whether this replica's gradients are finite.
-        finite: bool scalar; if false, the step is skipped whatever the totals are.
+        finite: bool scalar; if false, the step is skipped.
         rests: float32 [chunks], the part of y at the chosen places that this replica did not
             send; None means zeros.
         filter: beta above, in (0, 1].

@@ -1,7 +1,7 @@
 """The interface that the payload ops of several methods share.
 
-Each method has the ops `<method>_encode`, `<method>_decode` and `<method>_put_back`. Their results
-depend neither on the number of threads nor on the processor. The layout of a payload is in
+Each method has the ops `<method>_encode`, `<method>_decode` and `<method>_put_back`. Results depend
+neither on the number of threads nor on the processor. The layout of a payload is in
 docs/payload_format.md. A setting of each tensor may be a sequence or a tensor, and may change
 between steps: the payload's header has a digest.
 """

@@ -1,4 +1,4 @@
-"""The op that plans the settings of all layers for L-GreCo.
+"""The op that plans the layers' settings for L-GreCo.
 
 Source: Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
 Deep Learning", MLSys 2024, https://arxiv.org/abs/2210.17357, Algorithm 1.

@@ -7,7 +7,7 @@ tensor that is sent whole:
     y = m + g
     given: y at I
     m <- y            elsewhere
-    m <- the rest     at I: what y is beyond what was sent of it
+    m <- the rest at I: the part of y that was not sent
 
 All arithmetic is float32. Results don't depend on the number of threads.
 
@@ -71,7 +71,7 @@ def leader_select(
         selection: The tensors; nothing is changed.
         lead: bool scalar. If false, nothing is chosen, and places are zeros.
         order: Of the entries of a tensor: `"value"`, ascending; `"index"`, ascending; or
-            `"magnitude"`, descending. Of equals the first comes first.
+            `"magnitude"`, descending. Equal values keep their order.
 
     Returns:
         places, int32 [words], tensor by tensor (see `leader_place_words`), all zeros if y is not
@@ -115,7 +115,7 @@ def leader_apply(
         rests: float32 [at most values], the unsent parts of the first values that `leader_take`
             returned. The other values were sent unchanged.
         own_finite: bool scalar, whether this replica's y is finite.
-        finite: bool scalar; if false, the step is skipped whatever the totals are.
+        finite: bool scalar; if false, the step is skipped.
 
     Returns:
         reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool

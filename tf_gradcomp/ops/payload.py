@@ -95,7 +95,7 @@ def payload_read(
 
 
 def _tensors(settings: Settings | None, num_tensors: int | None) -> dict[str, Any]:
-    """Returns the arguments by which the ops know the number of tensors and their settings."""
+    """Returns the ops' arguments for the number of tensors and their settings."""
     if (settings is None) == (num_tensors is None):
         raise ValueError("A payload needs either the settings of its tensors or their number.")
     if settings is None:

@@ -4,8 +4,9 @@ Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Di
 Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727, Algorithms 1 and 2.
 `tests.reference.power_sgd` computes the same in NumPy.
 
-A tensor of rank r above 0 is a matrix M of n rows and m columns. Its last axis is the columns. A
-tensor of rank 0 is sent whole. With E the residual, G the gradient and Q the factor:
+A tensor of rank r above 0 is a matrix M of n rows and m columns. The last axis of a tensor is the
+matrix's columns. A tensor of rank 0 is sent whole. With E the residual, G the gradient and Q the
+factor:
 
     M = E + G
     P = M Q                        `power_sgd_left`, summed over the replicas
@@ -28,7 +29,7 @@ zeros.
     E <- M - P Q^T with the own product
     the factor becomes the sum, columns scaled to length 1
 
-Each tensor takes turns by its own factor, whatever other tensors and skipped steps do.
+Each tensor alternates by its own factor, independently of other tensors and of skipped steps.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ def power_sgd_project(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes a replica's contribution to the only sum of ACP-SGD, and changes no variable.
 
-    Pseudo-random values from -1 to 1 replace each zero column of the known side. They depend on
-    `step` and the factors alone.
+    Pseudo-random values from -1 to 1 replace each zero column of the known side. These values
+    depend only on `step` and the factors.
 
     Args:
         residuals: As for `power_sgd_left`.

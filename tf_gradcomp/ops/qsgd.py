@@ -51,8 +51,8 @@ def qsgd_encode(
         gradients: See `ops.coding.encode`.
         step: See `ops.coding.encode`.
         replica: Integer scalar, the replica's index: each replica draws its own random numbers.
-        bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. They may change
-            between steps; the payload's header has a digest.
+        bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. Bits may change
+            between steps; the payload's header has a digest of them.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536.
         stochastic: Whether values are rounded at random; otherwise to the nearest level.
         seed: The seed of the random numbers, signed 64-bit.

@@ -63,15 +63,16 @@ def top_k_encode(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Packs the largest entries of residuals plus gradients, as `ops.coding.encode` describes.
 
-    Of entries with equal magnitudes, the first are sent. A tensor takes 2 words of the payload for
-    each entry, or one word for each element if it is sent whole.
+    Among entries with equal magnitudes, the first are sent. A tensor takes 2 words of the payload
+    for each entry, or one word for each element if it is sent whole.
 
     Args:
         residuals: See `ops.coding.encode`.
         gradients: See `ops.coding.encode`.
         step: See `ops.coding.encode`.
         entries: The number of entries to send of each tensor, or 0 to send the tensor whole,
-            without indices. They may change between steps; the payload's header has a digest.
+            without indices. The numbers may change between steps; the payload's header has a digest
+            of them.
         fingerprint: See `ops.coding.encode`.
     """
     return coding.encode(

@@ -27,7 +27,7 @@ def check_model(model: keras.Model) -> None:
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
             f"Learners: {type(model).__name__} has its own train_step, which learners would not "
-            "call; give the model a compute_loss of its own instead."
+            "call; override the model's compute_loss instead."
         )
     if find_exchange(model) is not None:
         raise ValueError(

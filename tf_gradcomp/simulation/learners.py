@@ -230,8 +230,8 @@ class Learners:
 
         The logs also have the measures of `Similarity`, of the last step of each epoch. If the
         method's settings can be planned, each epoch ends with a plan, and the logs have the values
-        that `LayerwisePlan` adds. If the method is trained, that happens after each step. One
-        learner sends nothing: ratios are NaN.
+        that `LayerwisePlan` adds. If the method is trained, that happens after each step. A single
+        learner sends nothing, so its ratios are NaN.
 
         At the end, the model's optimizer has all state that Keras' own `fit` needs to continue.
         Weights are their averages if the optimizer keeps averages (`use_ema`).

@@ -15,9 +15,9 @@ _DEBUGGER = ["DebugIdentity;file://;0"]
 def in_own_memory(value: Any) -> Any:
     """Returns a copy of an array or tensor, in memory that the program cannot access.
 
-    TensorFlow takes over aligned memory of NumPy without a copy, and never writes into it. It does
-    write into slices, however, and a worker's part of a batch is a slice: a layer that runs in
-    place overwrites the program's data.
+    TensorFlow takes over aligned memory of NumPy without a copy, and never writes into it.
+    TensorFlow does write into slices, however, and a worker's part of a batch is a slice. A layer
+    that runs in place would thus overwrite the program's data.
 
     Each array is copied, because no test proves that nobody else uses it; a generator, for example,
     holds its last batch. TensorFlow would copy an ordinary array, which is not aligned, but does

@@ -162,8 +162,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange of the gradients of `variables`, with its residuals.
 
-        It is built at the first step, or by this call, and can be saved and restored:
-        `tf.train.Checkpoint(model=model, exchange=strategy.gradient_exchange(variables))`.
+        The exchange is built at the first step, or by this call. A checkpoint saves and restores
+        it: `tf.train.Checkpoint(model=model, exchange=strategy.gradient_exchange(variables))`.
 
         Args:
             variables: The variables that one optimizer or training loop trains.
@@ -182,8 +182,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Sums gradients over the replicas, compressed by the strategy's compressor.
 
-        This is for training loops that update variables themselves, inside `strategy.run`; Keras'
-        optimizers need no such call.
+        Call this in training loops that update variables themselves, inside `strategy.run`. Keras'
+        optimizers do not need the call.
 
         Args:
             gradients: One for each of `variables`, in their shapes; None where there is none.

@@ -74,7 +74,7 @@ class CheckedVariables:
         return self._colocate(variable)
 
     def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Returns the chief's initial value of a variable, whatever its dtype."""
+        """Returns the chief's initial value of a variable of any dtype."""
         if value.dtype != tf.string:
             return carriers.decoded(broadcast(carriers.encoded(value)), value.dtype)
         known = tf.get_static_value(value)

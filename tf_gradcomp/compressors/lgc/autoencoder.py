@@ -1,4 +1,4 @@
-"""LGC's autoencoder in plain TensorFlow: its sizes, and what it computes with given weights.
+"""LGC's autoencoder in plain TensorFlow: its sizes, and its functions for given weights.
 
 `tests.reference.lgc` is the same in NumPy, and `gc.Autoencoder` the same as a Keras
 model.
@@ -27,7 +27,7 @@ _EXPECTED = (
 
 
 class Convolution(NamedTuple):
-    """One layer: a convolution in the encoder, a transposed one in the decoder."""
+    """A layer: a convolution in the encoder, or a transposed convolution in the decoder."""
 
     filters: int
     kernel: int
@@ -51,7 +51,7 @@ class Architecture:
     every layer except the output.
     """
 
-    # Its layers; by default the paper's.
+    # The layers of the encoder; by default the paper's.
     encoder: tuple[Convolution, ...] = (
         Convolution(64, 3, 2),
         Convolution(128, 3, 2),
@@ -59,7 +59,7 @@ class Architecture:
         Convolution(64, 3, 2),
         Convolution(4, 1, 1),
     )
-    # Its layers, without the output.
+    # The layers of the decoder, without the output.
     decoder: tuple[Convolution, ...] = (
         Convolution(32, 3, 2),
         Convolution(64, 3, 2),
@@ -68,7 +68,7 @@ class Architecture:
     )
     slope: float = 0.01  # of the leaky ReLU below zero; with 1, the autoencoder is linear
     # All kernels and biases, float32, flat and in the order of the layers; None: a new model's
-    # weights. They are not compared: see `digest`.
+    # weights. Weights are not compared: see `digest`.
     weights: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
@@ -211,8 +211,9 @@ class Network:
     def expand(self, latents: tf.Tensor, *, frozen: bool = False) -> tf.Tensor:
         """Runs the decoder on latents; the result is the input of `output`.
 
-        If `frozen`, all rows use the slopes of the first row, so that the decoder is affine: if the
-        first latent is the mean of the others, the first result is the mean of the other results.
+        If `frozen`, all rows use the slopes of the first row, so that the decoder is affine. If the
+        first latent is then the mean of the others, the first result is the mean of the other
+        results.
         """
         x = latents
         for layer, (kernel, bias) in zip(self._architecture.decoder, self._decoder, strict=True):

@@ -92,7 +92,8 @@ class AutoencoderState:
     def errors(self) -> dict[str, float]:
         """Returns loss and relative error of the training, as last broadcast, by name.
 
-        If the autoencoder is in use, so is the relative squared error of what this replica sent.
+        If the autoencoder is in use, the relative squared error of this replica's sent entries is
+        recorded, too.
         """
         loss, error = self.job_state[LEARNING].numpy().tolist()
         errors = {"autoencoder_loss": loss, "autoencoder_error": error}
@@ -169,7 +170,7 @@ class AutoencoderState:
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderHook(BetweenSteps):
-    """The hook by which `LGC`'s autoencoder is trained."""
+    """The hook that trains `LGC`'s autoencoder."""
 
     lgc: LGC
     specs: Sequence[GradientSpec]

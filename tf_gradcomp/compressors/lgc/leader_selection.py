@@ -53,8 +53,8 @@ class Layout:
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
         """Returns the bytes that each tensor takes of a payload, rounded down.
 
-        One of the replicas sends the places of the entries. `coded_bytes` is the size of all coded
-        entries, without their places.
+        One replica, the leader, sends the places of the entries. `coded_bytes` is the size of all
+        coded entries, without their places.
         """
         counted = []
         for place, size in enumerate(sizes):
@@ -89,7 +89,7 @@ class Sums:
 
 
 class LeaderStep:
-    """One replica's side of a step.
+    """The selection of one replica in one step.
 
     Attributes:
         inputs: The inputs of the method.

@@ -42,11 +42,12 @@ class LGC(Phased):
     2. `training_steps` in which the entries are gathered as float32, and the autoencoder learns;
     3. the rest, in which a code of a quarter as many floats is sent in place of the entries.
 
-    **It needs `gc.callbacks.AutoencoderTraining`**, or one call of it in each step of your own
-    training loop. Without training, the job stays in phase 2, and sums the entries as float32. If
-    the autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as long, and then
-    the entries are sent in 8 bits, without an autoencoder. Entries are also sent in 8 bits once the
-    residuals of a replica in phase 3 become three times as large as at its beginning.
+    **LGC needs `gc.callbacks.AutoencoderTraining`**, or a call of this callback in each step of
+    your own training loop. Without training, the job stays in phase 2, and sums the entries as
+    float32. If the autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as
+    long. If the error is still too large, the entries are then sent in 8 bits, without an
+    autoencoder. Entries are also sent in 8 bits once the residuals of a replica in phase 3 become
+    three times as large as at its beginning.
 
     The kernel of the first layer, vectors, embeddings and variables of fewer than 1024 elements are
     sent dense. Entries of the last layer's kernel are sent as float32. The first and last layers
@@ -150,7 +151,7 @@ class LGC(Phased):
         return self.phase_settings.job_state(specs)
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
-        """Returns the hook by which the autoencoder is trained."""
+        """Returns the hook that trains the autoencoder."""
         return AutoencoderHook(self, specs)
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:

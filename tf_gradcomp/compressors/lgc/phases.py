@@ -141,7 +141,7 @@ class Collecting(Phase, registered=False):
 
 
 class Switching(Phase, registered=False):
-    """One step in which all replicas get the autoencoder's weights from the first replica."""
+    """A step in which all replicas get the autoencoder's weights from the first replica."""
 
     name: ClassVar[str] = "lgc_switching"
 
@@ -210,9 +210,9 @@ def scale_of(values: tf.Tensor) -> tf.Tensor:
 def scales_of(rows: tf.Tensor) -> tf.Tensor:
     """The root mean square of each row: float32 [rows]; 0 if it is not a positive number.
 
-    It is computed from numbers of up to 1, so that it neither overflows nor vanishes, and a power
-    of two times a row gives the same power times the scale. The decoding of zeros need not be
-    zeros, but the scale makes it zeros.
+    The scale is computed from numbers of up to 1, so that it neither overflows nor vanishes. A row
+    times a power of two has a scale times the same power. The decoding of zeros need not be zeros,
+    but the scale makes it zeros.
     """
     most = tf.reduce_max(tf.abs(rows), 1)
     mean = tf.reduce_mean(tf.square(tf.math.divide_no_nan(rows, most[:, tf.newaxis])), 1)

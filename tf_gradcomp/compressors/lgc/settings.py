@@ -24,7 +24,7 @@ FLOAT16, FLOAT32 = "float16", "float32"
 
 # Names in the state of the job; all except `SHARE_ERROR` are equal on all replicas, or count only
 # on the first replica.
-MADE_FOR = "lgc_made_for"  # a digest of the settings that the state is for; 0: nothing yet
+MADE_FOR = "lgc_made_for"  # a digest of the settings to which the state belongs; 0: no state yet
 PHASE = "lgc_phase"
 WANTED = "lgc_wanted"  # the phase that the first replica requests; 0: none
 LATEST = "lgc_latest"  # float32 [2]: loss and relative error of the last step of training

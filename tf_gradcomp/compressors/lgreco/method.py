@@ -51,10 +51,10 @@ class LGreCo(HasSettings):
     residual; skipped steps are excluded. The last steps of a period alone would give other plans
     (`benchmarks/layerwise.py`).
 
-    Use it if layers differ much in size and kind. It keeps a sum of the gradients on each replica,
-    as large as the model, and the first replica reads its gradients once more. Vectors, variables
-    with fewer than 1024 entries and variables that the method sends whole keep the method's
-    settings.
+    Use it if layers differ much in size and kind. L-GreCo keeps a sum of the gradients on each
+    replica, as large as the model, and the first replica reads its gradients once more. Vectors,
+    variables with fewer than 1024 entries and variables that the method sends whole keep the
+    method's settings.
 
     Args:
         method: A compressor with a setting that differs by variable, its name or its config:
@@ -75,8 +75,8 @@ class LGreCo(HasSettings):
             excludes the steps of a warm-up.
 
     Raises:
-        ValueError: If the method has no such setting or has its own warm-up, a choice is out of
-            range, the budget is negative, or the reference unknown.
+        ValueError: If the method's settings cannot be planned or the method has its own warm-up, a
+            choice is out of range, the budget is negative, or the reference is unknown.
 
     Reference:
         Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
@@ -177,8 +177,8 @@ class LGreCo(HasSettings):
 
         Args:
             specs: The specs of some gradients.
-            plan: int64, one for each of them, as the job's state has it. It may be of an earlier
-                job, with other choices.
+            plan: int64, one for each of them, as the job's state has it. A plan in the state may
+                come from an earlier job with other choices.
 
         Returns:
             int64 [tensors].
@@ -191,7 +191,7 @@ class LGreCo(HasSettings):
     def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
         """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
 
-        They are cached, because a simulation needs them in each step of each learner.
+        The result is cached, because a simulation needs it in each step of each learner.
         """
         if specs not in self._ranges:
             choices = [self.choices(spec) or [] for spec in specs]

@@ -14,7 +14,7 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class Table(NamedTuple):
-    """One layer's choices."""
+    """The choices for a layer."""
 
     settings: list[int]  # as `HasSettings.settings` has them
     bytes: np.ndarray  # float64 [settings], of the payload
@@ -58,8 +58,8 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
 class Plan(NamedTuple):
     """Settings of all variables, with their expected bytes and errors."""
 
-    # One setting for each variable, as `HasSettings.settings` has them; the uniform setting where
-    # the variable is outside the plan.
+    # A setting for each variable, as in `HasSettings.settings`; the uniform setting for a variable
+    # outside the plan.
     settings: list[int]
     # The summed error of the planned layers over the budget; NaN without a budget.
     budget_used: float
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
     uniform_bytes: float  # the same size with the uniform settings
     at_bound: int  # the number of planned layers with the smallest of their choices
     planned: int  # the number of layers with choices
-    reason: str = ""  # why all variables keep the uniform setting; empty if they do not
+    reason: str = ""  # why all variables keep the uniform setting; empty with a plan
 
 
 def plan_layers(

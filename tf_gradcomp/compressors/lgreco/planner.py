@@ -18,7 +18,7 @@ from tf_gradcomp.policy import GradientSpec
 if TYPE_CHECKING:
     from tf_gradcomp.compressors.lgreco.method import LGreCo
 
-_STEADY = 0.5  # Accordion: by which share a norm may differ from the norm of the period before
+_STEADY = 0.5  # Accordion: the share by which a norm may differ from the norm of the period before
 _LOG = tf.get_logger()
 _WHO_PLANS = (
     "L-GreCo uses the settings of its method until a plan is made. Plan with "
@@ -78,7 +78,7 @@ class LayerPlanner(Proposing):
         return {f"planned setting of {spec.path!r}": setting for spec, setting in settings}
 
     def no_change(self) -> np.ndarray:
-        """Returns the proposal by which all layers keep their own settings."""
+        """Returns a proposal in which all layers keep their own settings."""
         parts = 2 if self.lgreco.keeps_norms else 1
         return np.zeros(3 + parts * len(self.specs))
 

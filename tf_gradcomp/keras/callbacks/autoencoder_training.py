@@ -266,7 +266,7 @@ def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
 def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
     """The squared error of vectors over their squares, the mean over vectors that are not zeros.
 
-    Of zeros alone it is 1: they don't show whether anything can be decoded.
+    The error of vectors of zeros is 1, because zeros don't show whether anything can be decoded.
     """
     squares = tf.reduce_sum(tf.square(vectors), -1)
     errors = tf.math.divide_no_nan(tf.reduce_sum(tf.square(vectors - decoded), -1), squares)

@@ -20,7 +20,7 @@ keras_private = keras_module("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """Backs up and restores the training of all workers, even with another number of workers.
+    """Backs up and restores the state of all workers, even for another number of workers.
 
     All workers must have this callback. The chief writes, after it has collected the workers' own
     state; the last backup stays until the new backup is complete. All workers restore the chief's
@@ -51,7 +51,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._folder = os.fspath(backup_dir)
 
     def set_model(self, model: keras.Model) -> None:
-        """Called by Keras; only now is it certain which worker of which job this process is."""
+        """Prepares the backup; the job and the worker number are known only now."""
         own = self._of_first(model)
         strategy = self._strategy or model.distribute_strategy
         shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)

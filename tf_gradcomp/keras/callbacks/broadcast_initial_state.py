@@ -19,7 +19,7 @@ class BroadcastInitialState(keras.callbacks.Callback):
     all ranks must load a checkpoint that holds such state. Under a strategy, the callback does
     nothing.
 
-    It warns of layers that need statistics of all ranks, such as
+    The callback warns of layers that need statistics of all ranks, such as
     `BatchNormalization(synchronized=True)`, because Keras itself does not know Horovod's ranks.
 
     Raises:

@@ -11,7 +11,7 @@ from tf_gradcomp.keras.common.wrappers import wrappers_of
 
 
 class CollectState(keras.callbacks.Callback):
-    """Collects the residuals of all workers, so that the chief, or rank 0, can save them alone.
+    """Collects the residuals of all workers, so that the chief, or rank 0, can save alone.
 
     All workers must have this callback. On the saving worker, it comes before the callback that
     saves:

@@ -51,7 +51,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `rounds`, with `local_steps`: the rounds since the start; the means above are over rounds;
     - `drift`, with `local_steps`: the distance of a worker's weights from the common weights at the
       end of the latest round, relative to the norm of the common weights: the mean over the
-      workers. With gossip, the distance from the mean of all weights when it was last taken;
+      workers. With gossip, the distance from the latest mean of all weights;
     - `steps_per_round`, with `local_steps`: the number of steps of the latest round that has begun,
       unless it ends early.
 

@@ -53,16 +53,16 @@ def _product(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
 class DelayCheck(keras.callbacks.Callback):
     """Warns if most of the gradients in the residuals have been delayed for many steps.
 
-    Sparse methods leave small entries in residuals. This does no harm as long as the entries are
-    sent soon. Every `every` exchanges, this callback compares this worker's residuals with its
-    residuals at the previous check. The logs get the cosine between both as `residual_cosine`: near
-    0 if other gradients are delayed now, and 1 if the same gradients are still delayed. If the
-    cosine is above `limit` in two checks in a row, the chief logs one warning.
+    Sparse methods leave small entries in residuals. The delay does no harm if the entries are sent
+    soon. Every `every` exchanges, this callback compares this worker's residuals with its residuals
+    at the previous check. The logs get the cosine between both as `residual_cosine`: near 0 if
+    other gradients are delayed now, and 1 if the same gradients are still delayed. If the cosine is
+    above `limit` in two checks in a row, the chief logs one warning.
 
     The check needs no communication: each worker logs the cosine of its own residuals. Do not let
     callbacks such as `EarlyStopping` act on this value. The callback keeps one copy of the
-    residuals in host memory. docs/which_compressor.md says what the check detects, by our
-    measurements, and what it misses.
+    residuals in host memory. docs/which_compressor.md describes which delays the check detects, by
+    our measurements, and which it misses.
 
     Args:
         every: Exchanges between two checks.

@@ -1,4 +1,4 @@
-"""Lets L-GreCo plan the settings of all layers during training."""
+"""Plans the settings of all layers by L-GreCo during training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tf_gradcomp.keras.common.version import keras
 
 
 class LayerwisePlan(keras.callbacks.Callback):
-    """Lets `LGreCo` plan the settings of all layers again, after each epoch or some steps.
+    """Has `LGreCo` plan the settings of all layers again, after each epoch or some steps.
 
     All workers must have this callback, with the same `every`: one worker plans, and all install
     the plan at the same step. With another method, or with one replica, the callback does nothing.
@@ -31,8 +31,8 @@ class LayerwisePlan(keras.callbacks.Callback):
     - `plan_at_bound`: the number of layers with the smallest setting of their choices.
 
     These values belong to the last plan; at the end of an epoch, to the plan that was just made.
-    They are 1, 1 and 0 before the first plan, and while the method's own settings are kept. The
-    chief prints the settings of all layers at the end.
+    The three values are 1, 1 and 0 before the first plan, and while the method keeps its own
+    settings. The chief prints the settings of all layers at the end.
 
     Callbacks see the logs, and save the plan, in the order of their list: put this callback before
     callbacks that read logs or save the model.

@@ -30,7 +30,7 @@ def loses_zeros(optimizer: Any) -> bool:
 def check_keeps_zeros(
     optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
 ) -> None:
-    """Refuses an optimizer for which `loses_zeros` is true, if the method is sparse.
+    """Refuses a sparse method with an optimizer whose `loses_zeros` is true.
 
     Adafactor keeps no rows and columns for vectors.
     """

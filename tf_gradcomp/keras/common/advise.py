@@ -30,9 +30,10 @@ def advise(
 ) -> Advice:
     """Predicts how long a step will take with several methods, in this job and on its network.
 
-    It measures the job's own collectives, and the methods' speed on random gradients in the shapes
-    of the model, in seconds. All workers must call it, within the strategy's scope; under Horovod,
-    with a model that is compiled with `gc.CompressedOptimizer(..., group="horovod")`.
+    The function measures the job's own collectives, and the methods' speed on random gradients in
+    the shapes of the model. This takes seconds. All workers must call it, within the strategy's
+    scope; under Horovod, with a model that is compiled with `gc.CompressedOptimizer(...,
+    group="horovod")`.
 
     Args:
         model: A built model. If it is compiled, the prediction includes its optimizer's part of a

@@ -53,8 +53,8 @@ _OTHER_NAMES = ("_applies", "_core", "_receiver")
 class Compressed(TakesLocalSteps):
     """The part of an optimizer's wrapper that is equal for both versions of Keras.
 
-    The wrapper derives from this and from its Keras' optimizer. It calls `_build_exchange` and
-    `_take_moments` when its variables are known, and `_reduction_of` in each step.
+    The wrapper derives from this and from its Keras' optimizer. A wrapper calls `_build_exchange`
+    and `_take_moments` when its variables are known, and `_reduction_of` in each step.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Compressed(TakesLocalSteps):
     @property
     @abc.abstractmethod
     def _built_for(self) -> Sequence[Any]:
-        """All variables of the model for which the optimizer was built."""
+        """The variables of the model for which the optimizer was built."""
 
     @property
     @abc.abstractmethod
@@ -250,7 +250,8 @@ class Compressed(TakesLocalSteps):
     def _reduction_of(self, variables: Sequence[Any]) -> Callable[..., Any]:
         """Returns the function that sums gradients of some variables over the replicas.
 
-        `Group.each_replica` calls the function. It returns the sums and whether all were finite.
+        `Group.each_replica` calls the function. The function returns the sums, and whether all
+        gradients were finite.
         """
         self._agree_on_values()
         inner = InnerOptimizer(self._inner_state, self._clip)
@@ -302,9 +303,9 @@ class Compressed(TakesLocalSteps):
 
         Raises:
             ValueError: If the optimizer is not built.
-            WorkersDisagreeError: If the other ranks do something else, or have other weights, or
-                another learning rate or other state that all ranks share; or on this rank, if the
-                other ranks do not call within an hour, for example because they have more batches.
+            WorkersDisagreeError: If the other ranks do something else, have other weights, or have
+                another learning rate or other shared state; on this rank, also if the other ranks
+                do not call this within an hour, for example because they have more batches.
         """
         if not self.built:
             raise ValueError(
@@ -317,7 +318,7 @@ class Compressed(TakesLocalSteps):
         self.exchange.saving.collect()
 
     def _own_state(self) -> dict[str, Any]:
-        """Returns the variables that are saved beside the inner optimizer's, by name."""
+        """Returns the variables that are saved in addition to the inner optimizer's, by name."""
         return saved_state.own_state(self.exchange) | self._local_state()
 
     def save_own_variables(self, store: Any) -> None:

@@ -19,7 +19,7 @@ _callbacks = contextvars.ContextVar("callbacks", default=())
 def with_methods(optimizer: Any, **methods: Callable[..., Any]) -> Iterator[None]:
     """Within this context, an optimizer has other methods, which take no `self`.
 
-    They are attributes of the object. Keras' own way to set attributes would track them.
+    The settings are attributes of the object. Keras' own way to set attributes would track them.
     """
     attributes = vars(optimizer)
     before = {name: attributes[name] for name in methods if name in attributes}

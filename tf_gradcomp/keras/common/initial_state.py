@@ -21,12 +21,12 @@ keras_private = keras_module("keras_private")
 def broadcast_initial_state(model: keras.Model) -> None:
     """Gives all ranks the weights and the inner optimizer's variables of rank 0; all must call it.
 
-    This is for training loops; in `fit`, use `gc.callbacks.BroadcastInitialState()`. Residuals and
-    each rank's other own state stay unchanged. Under a strategy, which creates equal models, it
-    does nothing.
+    Call this in your own training loop; in `fit`, use `gc.callbacks.BroadcastInitialState()`.
+    Residuals and each rank's other own state stay unchanged. Under a strategy, which creates equal
+    models, it does nothing.
 
     Args:
-        model: Built. It may be compiled with any optimizer, or with none.
+        model: Built. The model may be compiled with any optimizer, or with none.
 
     Raises:
         ValueError: If the model is not built, or Horovod is not initialized.

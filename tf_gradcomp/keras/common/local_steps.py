@@ -33,9 +33,9 @@ class LocalSteps:
     with the weights that the outer optimizer returns. docs/local_steps.md tells when this pays.
 
     Args:
-        steps: The number of steps in a round. Or a schedule: a list of `(step, number)`. A round
-            takes the number of the last pair whose step has been reached when the round begins,
-            such as `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns
+        steps: The number of steps in a round. Or a schedule: a list of `(step, number)`. At its
+            beginning, a round takes the number of the last pair whose step has been reached, such
+            as in `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns
             the number. All workers must have the same function. Or `"auto"`: the workers measure
             their steps and exchanges, and choose.
         outer: A Keras optimizer that updates the common weights, its config or its name. None

@@ -70,7 +70,7 @@ _MOMENTS_ARE_TAKEN = "_moments_are_taken"
 
 
 def take_moments(optimizer: Any) -> None:
-    """Marks an optimizer's second moments as not updated, because its wrapper keeps others."""
+    """Marks an optimizer's second moments as not updated; its wrapper has separate ones."""
     setattr(optimizer, _MOMENTS_ARE_TAKEN, True)
 
 
@@ -79,11 +79,10 @@ def check_moments_are_its_own(optimizer: Any) -> None:
     if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
         raise ValueError(
             f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "
-            "second moments. Its own second moments are not updated, so its steps would be much "
-            "too long, alone or in another CompressedOptimizer. Use a new optimizer. To carry the "
-            "state over, save "
-            "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
-            "see docs/checkpoints.md."
+            "second moments. The optimizer's own second moments are not updated, so its steps "
+            "would be much too long, alone or in another CompressedOptimizer. Use a new "
+            "optimizer. To carry the state over, save it with the first CompressedOptimizer "
+            "(model.save_weights) and load it into another: see docs/checkpoints.md."
         )
 
 

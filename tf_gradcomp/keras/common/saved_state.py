@@ -57,7 +57,7 @@ def tell_if_empty(store: Any) -> None:
 
 
 def own_state(exchange: GradientExchange) -> dict[str, Any]:
-    """The exchange's variables by name, which are saved beside the inner optimizer's."""
+    """Returns by name the exchange's variables, which are saved with the inner optimizer's."""
     if not exchange.built:
         return {}
     facts = exchange.facts

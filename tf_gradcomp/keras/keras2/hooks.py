@@ -42,9 +42,9 @@ def on_results_of_metrics(results: Callable[..., Any]) -> None:
 
 
 def on_result_of_metric(note: Callable[[Any], None]) -> None:
-    """Has `note(result)` called for what each metric made from now on is asked for.
+    """Has `note(result)` called for each result of the metrics that are created from now on.
 
-    In a replica's context, the result is of all replicas.
+    In a replica's context, the result counts all replicas.
     """
 
     def hooked(original: Any, result: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,14 +82,14 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
 def on_save(save: Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]) -> None:
     """Has `save(model, path, write, original)` called where Keras writes a file of a model.
 
-    `write` writes beside the path first. Weights in TensorFlow's format are a checkpoint, which has
-    its own hook.
+    `write` writes a temporary file first. Weights in TensorFlow's format are a checkpoint, which
+    has its own hook.
     """
 
     def hooked(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         as_usual = functools.partial(original, model, filepath, *args, **kwargs)
         path = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else "://"
-        # If it is False, Keras asks the user; the other functions have no such argument.
+        # If `overwrite` is False, Keras asks the user; the other functions lack this argument.
         overwrite = kwargs.get("overwrite", args[0] if args else True)
         if "://" in path or not (overwrite or not os.path.exists(path)):
             as_usual()

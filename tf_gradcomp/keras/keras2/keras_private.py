@@ -1,4 +1,4 @@
-"""The only module, besides `hooks.py`, that touches private API of Keras 2 and tensorflow-addons.
+"""Private API of Keras 2 and tensorflow-addons; only `hooks.py` also touches private API.
 
 Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
 for each name used here, and fails by that name when a release changes it.
@@ -34,7 +34,7 @@ def is_loss_scaler(optimizer: Any) -> bool:
 def within(optimizer: Any) -> Iterator[Any]:
     """An optimizer and all optimizers that it wraps, from the outside to the inside.
 
-    The wrappers of tensorflow-addons have no public name for what they wrap.
+    The wrappers of tensorflow-addons have no public name for the wrapped optimizer.
     """
     inside: Any = optimizer
     while isinstance(inside, (NewStyle, Legacy)):
@@ -170,7 +170,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
             vars(core)[_COMPUTED] = core.iterations + 2
         whole(gradient, variable)
 
-    compiles, core.jit_compile = core.jit_compile, False  # compiled functions are kept
+    compiles, core.jit_compile = core.jit_compile, False  # Keras keeps compiled functions
     try:
         clipped = {"_clip_gradients": lambda gradients: gradients}
         with with_methods(core, update_step=update_step, **clipped):
@@ -234,7 +234,7 @@ def set_nadam_product(nadam: Any, product: tf.Tensor) -> None:
 def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
     """Within a step of Nadam: its product of momentum coefficients, and how fast these grow.
 
-    Neither has a public name.
+    No public name exists for either.
     """
     if isinstance(nadam, Legacy):
         return tf.cast(nadam._m_cache, dtype), nadam._initial_decay

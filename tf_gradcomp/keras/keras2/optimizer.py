@@ -262,9 +262,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if len(weights) not in (len(inner), len(inner) + len(own)):
             raise ValueError(
                 f"CompressedOptimizer has {len(inner)} weights of its inner optimizer and "
-                f"{len(own)} of its exchange; received {len(weights)}. They belong to another "
-                "optimizer or compressor; tf.train.Checkpoint and the .keras format store weights "
-                "by name, and load the weights that fit."
+                f"{len(own)} of its exchange; received {len(weights)}. These weights belong to "
+                "another optimizer or compressor; tf.train.Checkpoint and the .keras format store "
+                "weights by name, and load the weights that fit."
             )
         check_shapes([*inner, *own][: len(weights)], weights)
         for variable, value in zip(inner, weights, strict=False):
@@ -335,7 +335,7 @@ class _Saved:
         return self._read(self._variable)
 
     def assign(self, _: Any) -> None:
-        """Refuses a broadcast of all variables of an optimizer, as by Horovod's own callback."""
+        """Refuses a broadcast of all variables of an optimizer, as in Horovod's own callback."""
         raise ValueError(
             f"{self.name} is each worker's own state. Give all ranks the model of rank 0 with "
             "gc.callbacks.BroadcastInitialState(), or in a loop with "

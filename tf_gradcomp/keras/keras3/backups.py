@@ -26,12 +26,13 @@ _BROKEN = (
     "continue from another file, delete the folder and load that file before fit."
 )
 _NO_OTHER = (
-    "There is no other backup; with double_checkpoint=True, the second-to-last backup is kept, too."
+    "There is no other backup; with double_checkpoint=True, Keras also keeps the second-to-last "
+    "backup."
 )
 
 
 def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Writes a backup on one worker, beside the last backup until the new one is complete."""
+    """Writes a backup on one worker; the last backup stays until the new backup is complete."""
     if not _is_ours(callback):
         original()
         return
@@ -114,7 +115,7 @@ def _saving(callback: Any, path: str) -> Iterator[bool]:
         yield writes and not _left_to_first(callback)
     for saving in savings:
         if not saving.group.by_strategy:  # if nobody has waited for the file
-            saving.group.agree({"next action": "going on after a backup"})
+            saving.group.agree({"next action": "continuing after a backup"})
 
 
 def _left_to_first(callback: Any) -> bool:

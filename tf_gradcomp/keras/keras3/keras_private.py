@@ -1,4 +1,4 @@
-"""The only module, besides `hooks/`, that touches private API of Keras 3.
+"""Private API of Keras 3; only `hooks/` also touches private API.
 
 Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
 each name used here, and fails by that name when a release changes it.
@@ -45,14 +45,14 @@ def batches_of_update(optimizer: keras.optimizers.Optimizer) -> int | None:
 
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within this context, the optimizer applies gradients, which are already sums, unchanged.
+    """Has the optimizer apply gradients, which are already sums, unchanged, within this context.
 
-    It sums nothing, for which Keras 3 has no public switch. It also skips Keras' branches: to
-    accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
-    within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
-    second time after the exchange. By a patch, `iterations` still counts updates, as the bias
-    correction of Adam needs. Enter the context across replicas, because the replicas of one process
-    run in turn.
+    Within this context, the optimizer sums nothing; Keras 3 has no public switch for this. The
+    optimizer also skips Keras' branches. To accumulate gradients, and to overwrite weights by their
+    averages, Keras calls `merge_call` within a `tf.cond`, which no strategy allows. Keras would
+    also accumulate, and undo a loss scale, a second time after the exchange. By a patch,
+    `iterations` still counts updates, as the bias correction of Adam needs. Enter the context
+    across replicas, because the replicas of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency

@@ -57,7 +57,7 @@ def load_into_scaler(
 ) -> None:
     """Loads a file into a loss scaler, also a file of a job that had none.
 
-    Such a file has the state of the `CompressedOptimizer` where the loss scaler's would be.
+    Such a file has the state of the `CompressedOptimizer` in place of the loss scaler's state.
     """
     compressed = scaler.inner_optimizer
     if _is_wrapper(compressed) and "residual_waits" in store.keys():  # noqa: SIM118

@@ -48,8 +48,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates its own
       gradients, and replicas exchange on update steps.
     - If any replica's gradient is not finite, all replicas skip the step: the optimizer is not
-      called, the bad gradient is discarded, and finite gradients are kept for the next step.
-    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
+    called, the bad gradient is discarded, and finite gradients wait for the next step. -
+    `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
       the loss scale follows the gradients of all replicas, and residuals are in unscaled units.
     - If workers have several replicas (GPUs), each worker's replicas first sum their gradients, and
       workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
@@ -75,8 +75,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             under a strategy. `"mean"` is for a loss that is a mean over the rows of its replica, as
             in programs for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
         local_steps: The number of steps that each worker takes on its own weights before the
-            workers exchange the changes of their weights; or `"auto"`, with which the workers
-            choose the number; or a `gc.LocalSteps` with further settings. None: the workers
+            workers exchange the changes of their weights; `"auto"`, which lets the workers choose
+            the number; or a `gc.LocalSteps` or `gc.Gossip` with further settings. None: the workers
             exchange gradients in each step. See docs/local_steps.md.
 
     Raises:
@@ -253,7 +253,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return alone and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
-        """Returns the number by which the inner optimizer divides a gradient before use."""
+        """Returns the divisor that the inner optimizer applies to a gradient before use."""
         divisor = (self._core.gradient_accumulation_steps or 1) * (
             self._core.loss_scale_factor or 1.0
         )
@@ -354,25 +354,24 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """Sets the values of `variables`; the exchange's state, such as residuals, stays unchanged.
 
         Under Horovod, `variables` has the rank's own accumulated gradients, not sums over the
-        ranks, so they are set as given.
+        ranks, so these values are set unchanged.
 
         Raises:
             ValueError: If the optimizer is not built, if the number or the shapes of the weights
-                differ, or if gradients are divided by second moments, which are in the exchange's
-                state.
+                differ, or if the exchange's state has second moments that divide gradients.
         """
         check_built(self)
         variables = self.variables
         if len(weights) != len(variables):
             raise ValueError(
                 f"CompressedOptimizer has {len(variables)} variables of its inner optimizer; "
-                f"received {len(weights)} weights. They belong to another optimizer."
+                f"received {len(weights)} weights. These weights belong to another optimizer."
             )
         check_shapes(variables, weights)
         if self.exchange.setup.preconditioner:
             raise ValueError(
-                "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
-                "are divided, and the inner optimizer's momentum is useless without them. Use "
+                "CompressedOptimizer: set_weights cannot set the second moments that divide "
+                "gradients, and the inner optimizer's momentum is useless without them. Use "
                 "model.save_weights and model.load_weights, which handle both."
             )
         for variable, value in zip(variables, weights, strict=True):

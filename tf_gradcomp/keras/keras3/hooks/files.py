@@ -27,10 +27,10 @@ _Save = Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]
 def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
     """Has `save(model, path, write, original)` called where Keras 3 writes a file of a model.
 
-    `write` writes beside the path, then renames. HDF5 is first written in memory: on a full disk,
-    HDF5 ends the process. Only files with a URL are written by `original`. All public functions and
-    callbacks use this function. The optimizer is left out of files in Keras' old HDF5 format if
-    `leaves_out_optimizer(model, path)` says so.
+    `write` writes a temporary file, and renames it. HDF5 is first written in memory: on a full
+    disk, HDF5 ends the process. Only files with a URL are written by `original`. All public
+    functions and callbacks use this function. If `leaves_out_optimizer(model, path)` is true, files
+    in Keras' old HDF5 format lack the optimizer.
     """
 
     def save_model(

@@ -91,8 +91,8 @@ def on_averages_swapped(swap: Callable[..., None]) -> None:
 def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """Has `tell()` called where a loss function returns one number, in place of one for each row.
 
-    Keras divides a mean over rows by the number of replicas, but takes such a number as it is: the
-    gradients, which are summed, are then as many times too large. Nothing public sees it. Where
+    Keras divides a mean over rows by the number of replicas, but does not divide such a number. The
+    sum of the replicas' gradients is then too large by this factor. Nothing public sees it. Where
     Keras divides, `otherwise()` is called.
     """
 

@@ -36,9 +36,9 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
 def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) -> None:
     """Has `fit`, `evaluate` and related methods build model and metrics within `building(model)`.
 
-    To learn the shapes, Keras takes a batch of the data under a strategy. From a generator, it
-    would take more batches, because batches are prefetched, and these would be lost. It therefore
-    gets a batch that it has kept. From a `PyDataset`, it gets only one batch.
+    To learn the shapes, Keras takes a batch of the data under a strategy. A generator is
+    prefetched, so Keras would take and lose several batches. Keras therefore gets a batch of the
+    generator that it has already inspected, and a single batch of a `PyDataset`.
     """
 
     def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -56,8 +56,9 @@ def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) ->
 def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -> None:
     """Has `take(strategy, distributed dataset)` return the batch that models are built with.
 
-    Keras takes one from an iterator of its own before it trains; so nothing else is read, or is in
-    another order, where this one is taken instead. Where it is None, Keras takes its own.
+    Keras takes a batch from a separate iterator before it trains. With this batch in its place, no
+    other batch is read, and the order of batches stays. If `take` returns None, Keras takes its own
+    batch.
     """
 
     def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -102,8 +103,8 @@ def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | No
 def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:
     """Has `make(strategy, dataset, shuffle)` read each `PyDataset` that Keras trains on.
 
-    `make` returns the replacement of Keras' enqueuer, which is told when an epoch begins; or None
-    if Keras reads by itself.
+    `make` returns the replacement of Keras' enqueuer, or None to leave reading to Keras. The
+    replacement's `begin_epoch` is called when an epoch begins.
     """
 
     def replace(epochs: Any, _: Any) -> None:
@@ -127,7 +128,7 @@ def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -
 def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     """Has `make(generator)` read each Python generator that Keras trains on.
 
-    The reader is told when an iterator is created, and how many of its batches are used.
+    The reader's methods are called when an iterator is created, and when batches are used.
     """
 
     def read(original: Any, self: Any, generator: Iterator[Any]) -> None:
