@@ -1,18 +1,18 @@
-// AdaComp's decoding on a GPU: what kernels/adacomp_decoder.cc does, to the bit, of spans that were
-// checked. One launch, with a CUDA block for each block of a tensor: it finds where the codes of each
-// unit begin, and its warps add up, each a unit, what the payloads say.
+// Decodes AdaComp's payloads on a GPU, with the same bits as kernels/adacomp_decoder.cc. The spans
+// have been checked. A launch has a CUDA block for each block of a tensor. The CUDA block finds
+// where the codes of each unit begin, and each of its warps sums one unit over the payloads.
 #include "adacomp_vectors.h"
 
 namespace gradcomp::gpu {
 
-constexpr int kIndexedCodes = 16;  // of a thread at a time
-constexpr int kDecodedCodes = 2;   // of a lane at a time
+constexpr int kIndexedCodes = 16;  // per thread, at a time
+constexpr int kDecodedCodes = 2;   // per lane, at a time
 
-// Shared memory: the first code of each unit, in those of a payload for the block. A block has one code
-// for an element at most.
+// In shared memory: the index of each unit's first code among a payload's codes for the block. A
+// block has at most one code for each element.
 using Starts = unsigned short[kPayloadsAtOnce][kBlockUnits];
 
-// All threads must call it together.
+// All threads must call this function together.
 __device__ inline void FindStarts(const DecodeBlock& block, const DecodeSpan& span,
                                   unsigned short* starts) {
   const unsigned per_unit = block.bins_per_unit;
@@ -54,10 +54,10 @@ __device__ inline Unit UnitOf(const DecodeBlock& block, unsigned number) {
   return {begin, is_last ? block.size - begin : size, is_last};
 }
 
-// Those of one block that are decoded together.
+// The payloads of a block that are decoded together.
 struct Payloads {
-  const DecodeSpan* spans;  // of the block, in the first of them
-  long long stride;         // from one to the next
+  const DecodeSpan* spans;  // the block's span in the first payload
+  long long stride;         // from one payload to the next
   int count;
 
   __device__ const DecodeSpan& operator[](int i) const { return spans[i * stride]; }
@@ -74,8 +74,8 @@ __device__ inline void DecodeWhole(const DecodeBlock& block, const Payloads& pay
   }
 }
 
-// Payload after payload, so that sums are in their order. That lanes wait for each other in between
-// shows in no test: in the emulator, every operation of a warp orders memory.
+// Adds one payload after another, so that sums have the order of the payloads. No test covers the
+// synchronization of lanes in between, because every warp operation of the emulator orders memory.
 __device__ inline void AddUnit(const DecodeBlock& block, const Payloads& payloads,
                                const Starts& starts, unsigned number, bool is_last, float* sums) {
   for (int payload = 0; payload < payloads.count; ++payload) {
@@ -93,7 +93,7 @@ __device__ inline void AddUnit(const DecodeBlock& block, const Payloads& payload
   __syncwarp();
 }
 
-// Both in vectors, where they lie so in memory; the lanes of a warp together.
+// Copies in vectors if both arrays are aligned. All lanes of a warp must call this together.
 __device__ inline void Copy(const float* from, unsigned size, float* to) {
   const unsigned lane = OwnLane();
   const bool aligned = reinterpret_cast<unsigned long long>(to) % sizeof(Floats) == 0;
@@ -124,10 +124,10 @@ __device__ inline void DecodeUnits(const DecodeBlock& block, const Payloads& pay
       for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
       AddUnit(block, payloads, starts, number, unit.is_last, vectors->at);
       Copy(vectors->at, unit.size, values);
-      __syncwarp();  // other lanes than have copied an element may write it for the next unit
+      __syncwarp();  // another lane may write the same element for the next unit
     }
   }
-  __syncthreads();  // starts may be written again
+  __syncthreads();  // before the starts are overwritten
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_decode(DecodeStep step) {

@@ -1,5 +1,5 @@
-// What AdaComp's kernels share: codes, pieces of tensors, and what is added to a residual. Layout:
-// docs/payload_format.md.
+// Helpers of AdaComp's GPU kernels: codes, pieces of tensors, and additions to residuals.
+// docs/payload_format.md has the layout.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_
 
@@ -15,7 +15,7 @@ __device__ inline unsigned EscapeIndex(int code_bytes) { return code_bytes == 1 
 
 __device__ inline unsigned LoadCode(const unsigned char* codes, int code_bytes, long long i) {
   if (code_bytes == 1) return codes[i];
-  // A payload has codes of two bytes at even places only.
+  // Codes of two bytes are aligned in a payload.
   return reinterpret_cast<const unsigned short*>(codes)[i];
 }
 
@@ -29,24 +29,25 @@ __device__ inline void StoreCode(unsigned code, int code_bytes, long long i, uns
 
 __device__ inline int OwnLane() { return threadIdx.x % kLanes; }
 
-// The number of a warp among all of a launch.
+// Returns the index of this warp in the launch.
 __device__ inline long long OwnWarp() {
   return static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
 }
 
-// Codes that a lane has: every 32nd. Behind the last there are zeros.
+// The codes of a lane: every 32nd code, followed by zeros.
 template <int kCodes>
 struct Codes {
   unsigned at[kCodes];
   unsigned bin[kCodes];
-  unsigned first;  // number of the first
-  unsigned end;    // behind the last of all lanes
+  unsigned first;  // index of the first code
+  unsigned end;    // index after the last code of all lanes
 
   __device__ unsigned Number(int i) const { return first + i * kLanes; }
   __device__ bool Has(int i) const { return Number(i) < end; }
 };
 
-// Visits the codes of whole bins, by visit(Codes<kCodes>). The lanes of a warp must call it together.
+// Visits the codes of whole bins by visit(Codes<kCodes>). All lanes of a warp must call this
+// together.
 template <int kCodes, typename Visit>
 __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int code_bytes,
                          const Visit& visit) {
@@ -68,8 +69,8 @@ __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int cod
   }
 }
 
-// Adds scale * sign where a code says so. No two codes of a payload are of the same element: what is
-// added to is read first, for all codes.
+// Adds scale * sign to the element of each code. No two codes of a payload have the same element,
+// so all elements are read before any is written.
 template <int kCodes>
 __device__ void AddCodes(const Codes<kCodes>& own, int code_bytes, unsigned scale_bits,
                          unsigned bin_size, float* values) {
@@ -88,7 +89,7 @@ __device__ void AddCodes(const Codes<kCodes>& own, int code_bytes, unsigned scal
   }
 }
 
-// Whole bins of a tensor that follow each other in one block of it.
+// Consecutive whole bins in a block of a tensor.
 struct Piece {
   long long tensor;
   long long index;  // in its tensor
@@ -100,7 +101,7 @@ struct Piece {
 
 __device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
 
-// As LastUpTo, by the lanes of a warp, which must call it together: they seldom wait for memory.
+// As LastUpTo, by all lanes of a warp together, which seldom wait for memory.
 __device__ inline long long TensorOf(const EncodeStep& step, long long piece) {
   long long begin = 0;
   for (long long count = step.num_tensors; count > 1;) {
@@ -114,12 +115,12 @@ __device__ inline long long TensorOf(const EncodeStep& step, long long piece) {
   return begin;
 }
 
-// The lanes of a warp must call it together.
+// All lanes of a warp must call this together.
 __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
   const long long number = TensorOf(step, piece);
   const EncodeTensor& tensor = step.tensors[number];
   const long long index = piece - tensor.first_piece;
-  // A launch has less than 2^31 blocks, and dividing 64 bits takes long.
+  // A launch has fewer than 2^31 blocks, and a division of 64 bits is slow.
   const unsigned per_block = static_cast<unsigned>(tensor.pieces_per_block);
   const long long block = static_cast<unsigned>(index) / per_block;
   const long long first_bin = block * tensor.bins_per_block +
@@ -131,8 +132,8 @@ __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
           static_cast<int>(Least(num_bins * tensor.bin_size, tensor.size - begin))};
 }
 
-// What was added to a residual: the gradient; where there is a second moment, divided. Gives back the
-// second moment.
+// Returns the value that was added to a residual, and restores the second moment if there is one.
+// The value is the gradient, divided if there is a second moment.
 __device__ inline float TakeBack(const EncodeTensor& tensor, long long i) {
   const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
   if (!tensor.second_moment) return value;

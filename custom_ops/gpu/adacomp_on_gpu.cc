@@ -61,15 +61,15 @@ gpu::EncodeTensor PlanTensor(const EncoderTensor& source, Sums* sums) {
 
 static_assert(gpu::kBlockElements == kBlockSize, "as in adacomp_layout.h");
 
-// As many bins as a unit may have, and where there are so many, a number that makes vectors of four
-// elements.
+// Returns the number of bins of a unit. If bins are small, a unit has a multiple of four elements,
+// for vectors.
 int64_t UnitBins(int64_t bin_size) {
   const int64_t fitting = std::max<int64_t>(1, gpu::kUnitElements / bin_size);
   const int64_t even = 4 / std::gcd<int64_t>(4, bin_size);
   return fitting < even ? fitting : fitting - fitting % even;
 }
 
-// What payloads say of one block after another, in the memory of the device.
+// Collects in device memory the payloads' spans of one block after another.
 class Spans {
  public:
   Spans(const AdaCompDecoder& decoder, GpuQueue* queue) : decoder_(decoder) {

@@ -1,4 +1,4 @@
-// Plans AdaComp's work on a GPU and gives it to a queue. What the kernels do: adacomp_*.cu.
+// Plans AdaComp's work on a GPU and submits it to a queue. The kernels are in adacomp_*.cu.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@
 
 namespace gradcomp {
 
-// In the memory of the device, once the queue has done its work.
+// Pointers to device memory, valid once the queue has done its work.
 struct EncodedOnGpu {
   const gpu::EncodeSummary* summary = nullptr;
   const int32_t* body = nullptr;  // the payload behind the header, of summary->body_words
   gpu::EncodeStep step = {};      // how it was encoded
 };
 
-// What AdaCompEncoder does with tensors whose pointers are the device's, with Rollback where not all is
-// finite. The scale of a tensor may differ from AdaCompEncoder's in its last bit. `tensors` may be
-// of any sizes, also 0.
+// Encodes like AdaCompEncoder, followed by Rollback if not all sums are finite; the tensors have
+// device pointers. The scale of a tensor may differ from AdaCompEncoder's scale in its last bit.
+// `tensors` may have any sizes, including 0.
 EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scale_factor,
                            GpuQueue* queue);
 
-// Takes back what EncodeAdaComp did with the tensors, on the same queue.
+// Reverts EncodeAdaComp's changes of the tensors, on the same queue.
 void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue);
 
-// What AdaCompDecoder::Reduce does, if its ReducesToFinite, with values in the device's memory; if
-// `adds`, what AddTo does. The payloads are on the host.
+// Decodes like AdaCompDecoder::Reduce, or like AddTo if `adds`, into values in device memory.
+// Requires ReducesToFinite. The payloads are on the host.
 void DecodeAdaComp(const AdaCompDecoder& decoder, const std::vector<float*>& values, bool adds,
                    GpuQueue* queue);
 

@@ -1,16 +1,14 @@
-// AdaComp's encoding on a GPU behind adacomp_scan.cu, on the same stream. Nothing is needed from the
-// host in between:
-//   gradcomp_adacomp_tensors  a block for each tensor  scales, and where the codes of pieces begin
-//   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
-//   gradcomp_adacomp_pack     a warp for each piece    writes codes, subtracts what is sent; if a sum
-//                                                      was not finite, gives all back instead
-// Where there turns out to be no memory on the host for the payload, one more gives all back:
-//   gradcomp_adacomp_unpack   a warp for each piece
+// The second half of AdaComp's encoding on a GPU, after adacomp_scan.cu on the same stream, without
+// the host in between: gradcomp_adacomp_tensors a block for each tensor scales, and where the codes
+// of pieces begin gradcomp_adacomp_layout one block where those of tensors begin; the table
+// gradcomp_adacomp_pack a warp for each piece writes codes, subtracts what is sent; if a sum was
+// not finite, gives all back instead Where there turns out to be no memory on the host for the
+// payload, one more gives all back: gradcomp_adacomp_unpack a warp for each piece
 #include "adacomp_device.h"
 
 namespace gradcomp::gpu {
 
-constexpr int kOwnPieces = 16;   // of a thread at a time, where a block goes through a tensor's
+constexpr int kOwnPieces = 16;   // per thread at a time, for the pieces of a tensor
 constexpr int kPackedCodes = 4;  // of a lane at a time
 using OwnCodes = Codes<kPackedCodes>;
 
@@ -26,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(
     const int size = static_cast<int>(Least(kThreads * kOwnPieces, tensor.num_pieces - first));
     unsigned codes[kOwnPieces] = {};
     double sums[kOwnPieces] = {};
-    for (int i = 0; i < kOwnPieces; ++i) {  // all that is read, before anything waits for it
+    for (int i = 0; i < kOwnPieces; ++i) {  // issues all loads before the first use
       const int piece = i * kThreads + threadIdx.x;
       if (piece < size) codes[i] = piece_codes[first + piece];
       if (piece < size) sums[i] = piece_sum[first + piece];
@@ -48,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(
     }
     __syncthreads();
     for (int i = threadIdx.x; i < size; i += kThreads) piece_byte[first + i] = byte + bytes[i];
-    byte += scanned.total;  // a thread writes only those bytes again that it has read
+    byte += scanned.total;  // a thread overwrites only bytes that it has read itself
   }
   sum = BlockSum(sum);
   if (threadIdx.x != 0) return;
@@ -57,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(
     scale = __double2float_rn(__ddiv_rn(sum, static_cast<double>(tensor.num_bins)));
   }
   if (tensor.sent_whole && Magnitude(scale) < kInfinity) scale = 0;
-  step.scale[blockIdx.x] = scale;  // infinite or NaN: so is a bin
+  step.scale[blockIdx.x] = scale;  // not finite if a bin is not
   step.code_words[blockIdx.x] =
       static_cast<unsigned>(tensor.sent_whole ? tensor.size : (byte + 3) / 4);
 }
@@ -83,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_layout(E
   step.summary->body_words = num_bad == 0 ? word : 0;
 }
 
-// From the last piece to the first: what was scanned last is still in the cache.
+// Goes from the last piece to the first, because the pieces scanned last are still in the cache.
 __device__ inline long long OwnPiece(const EncodeStep& step) {
   return step.num_pieces - 1 - OwnWarp();
 }
@@ -136,7 +134,7 @@ __device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(EncodeStep step) {
   const long long number = OwnPiece(step);
-  if (number < 0 || *step.not_finite) return;  // if not finite, nothing has been done
+  if (number < 0 || *step.not_finite) return;  // if not finite, nothing has changed
   const Piece piece = FindPiece(step, number);
   if (!step.summary->finite) {
     GiveBack(step, piece);
@@ -147,10 +145,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(Enc
   }
 }
 
-// What pack did, and then what scan did, for a payload that can't be sent.
+// Reverts pack and then scan, for a payload that can't be sent.
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(EncodeStep step) {
   const long long number = OwnPiece(step);
-  if (number < 0 || !step.summary->finite) return;  // if not finite, pack has given all back
+  if (number < 0 || !step.summary->finite) return;  // if not finite, pack has reverted everything
   const Piece piece = FindPiece(step, number);
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   float* residual = tensor.residual + piece.begin;

@@ -1,24 +1,24 @@
-// The pass over memory of AdaComp's encoding on a GPU: accumulates, and selects. With adacomp_pack.cu
-// it does what kernels/adacomp_encoder.cc does, to the bit, but for the scale, whose sum has another
-// order here. It may differ from the CPU's in its last bit; everything else is by the scale that is
-// sent. Two launches, with a block for each piece: the first finds out whether all gradients are finite;
-// if not, the second does nothing.
+// The first half of AdaComp's encoding on a GPU: accumulates and selects, in one pass over memory.
+// With adacomp_pack.cu it computes the same bits as kernels/adacomp_encoder.cc, except for the
+// scale: its sum has another order, so its last bit may differ. Everything else follows from the
+// scale that is sent. Both launches have a block for each piece. The first launch checks whether
+// all gradients are finite; if not, the second does nothing.
 #include "adacomp_vectors.h"
 
 namespace gradcomp::gpu {
 
 constexpr int kNoBin = -1;
 
-// Shared memory: what is known of each bin of a piece.
+// In shared memory: the maximum and the end of each bin of a piece.
 struct BinTable {
-  unsigned* maxima;  // as magnitudes
-  unsigned* ends;    // position behind the last element that is sent; 0: none is
+  unsigned* maxima;  // magnitudes as bits
+  unsigned* ends;    // position after the last sent element; 0: none
 };
 
-// What a thread has of a tile, in its vectors; all zeros where there is no element.
+// A thread's vectors of a tile; zeros where there is no element.
 struct Own {
   Floats accumulated[kVectors];
-  unsigned boosted[kVectors][kVector];  // magnitudes; 0 where that of what is accumulated is
+  unsigned boosted[kVectors][kVector];  // magnitudes; 0 if the accumulated value is 0
 };
 
 template <bool kUpdates>
@@ -43,7 +43,8 @@ __device__ void Load(const EncodeStep& step, const EncodeTensor& tensor, const T
   }
 }
 
-// Of the lanes of a warp, which must call it together; one bin for each, or none.
+// Raises the maxima of the lanes' bins; a lane has one bin or none. All lanes of a warp must call
+// this together.
 __device__ inline void RaiseMaximum(int bin, unsigned magnitude, const BinTable& table) {
   const bool is_same = bin == __shfl_sync(kAllLanes, bin, 0);
   if (__ballot_sync(kAllLanes, is_same) == kAllLanes) {
@@ -77,17 +78,17 @@ __device__ inline void RaiseEnd(unsigned sent, int bin, const Place& place, cons
   atomicMax(&table.ends[bin], static_cast<unsigned>(end));
 }
 
-// Bits for the places of a vector.
+// Bits for the elements of a vector.
 struct Selected {
   unsigned sent;
-  unsigned escapes;   // where a bin begins that sends nothing: they stand for its escape
+  unsigned escapes;   // at the beginning of a bin that sends nothing: the place of its escape code
   unsigned negative;
 };
 
-// What is boosted to less is not sent; zeros never are.
+// Returns the smallest boosted magnitude that is sent; zeros are never sent.
 __device__ inline unsigned LeastSent(unsigned maximum) { return maximum == 0 ? 1 : maximum; }
 
-// Selects, and stores residuals, but those of bins that are not finite.
+// Selects elements, and stores the residuals except in bins that are not finite.
 __device__ inline Selected Select(const EncodeTensor& tensor, const Tile& tile, const Own& own, int v,
                                   const BinTable& table) {
   const Place place = PlaceOf(tile, v);
@@ -118,16 +119,16 @@ __device__ inline unsigned EscapesOf(const Tile& tile, int v, const BinTable& ta
   return escapes;
 }
 
-// Where a tile's codes are written, and how.
+// The place and the form of a tile's codes.
 struct CodesOfTile {
   unsigned char* codes;
   int code_bytes;
-  unsigned offset;   // codes before
-  int first_index;   // of the tile in its bin
-  bool has_bins;     // whole ones, whose last codes are known
+  unsigned offset;   // codes before the tile's
+  int first_index;   // index of the tile's first element in its bin
+  bool has_bins;     // whether the tile has whole bins, whose last codes are known
 };
 
-// Those of a vector; `number` is that of the first.
+// Writes the codes of a vector; `number` is the index of the first code.
 __device__ inline void WriteVector(const Tile& tile, int v, const Selected& selected,
                                    const BinTable& table, const CodesOfTile& to, unsigned number) {
   const Place place = PlaceOf(tile, v);
@@ -145,11 +146,11 @@ __device__ inline void WriteVector(const Tile& tile, int v, const Selected& sele
   }
 }
 
-// A tile's codes, in the order of its elements; returns how many there are with those before. An
-// element has one at most: what it sends, or an escape.
+// Writes a tile's codes in the order of its elements; returns the number of codes so far. An
+// element has at most one code: its sent sign, or an escape.
 __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selected)[kVectors],
                                       const BinTable& table, const CodesOfTile& to) {
-  constexpr int kHigh = 16;  // bits of a count in front of that of the second vector
+  constexpr int kHigh = 16;  // the shift of the second vector's count
   static_assert(kVectors == 2 && kPieceElements < 1 << kHigh, "a number has two counts");
   const unsigned first = __popc(selected[0].sent | selected[0].escapes);
   const unsigned second = __popc(selected[1].sent | selected[1].escapes);
@@ -162,8 +163,8 @@ __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selecte
   return to.offset + of_first + (scanned.total >> kHigh);
 }
 
-// Bins that fit into a tile together. Where their codes go is read when it is needed: threads have few
-// registers.
+// Scans several bins that fit into a tile together. Reads the place of their codes late, because
+// threads have few registers.
 __device__ inline unsigned ScanBins(const EncodeStep& step, const EncodeTensor& tensor,
                                     const Tile& tile, const BinTable& table,
                                     unsigned char* const& codes) {
@@ -179,7 +180,7 @@ __device__ inline unsigned ScanBins(const EncodeStep& step, const EncodeTensor& 
   return WriteCodes(tile, selected, table, {codes, tensor.code_bytes, 0, 0, true});
 }
 
-// One bin larger than a tile, which is read twice. The number returned is right on thread 0.
+// Scans a bin larger than a tile, which is read twice. The returned number is valid on thread 0.
 __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTensor& tensor,
                                         const Piece& piece, const BinTable& table,
                                         unsigned char* codes) {
@@ -210,7 +211,8 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
   return num_codes;
 }
 
-// From the last piece to the first: what is read last is still in the cache when the scan begins.
+// Goes from the last piece to the first, so that the pieces read last are still in the cache when
+// the scan begins.
 extern "C" __global__ void __launch_bounds__(kScanThreads, 8) gradcomp_adacomp_check(EncodeStep step) {
   __shared__ Piece piece;
   if (threadIdx.x < kLanes) {
@@ -230,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads, 8) gradcomp_adacomp_c
 extern "C" __global__ void __launch_bounds__(kScanThreads, 6) gradcomp_adacomp_scan(EncodeStep step) {
   constexpr int kInVectors = kPieceBins / kVector;
   __shared__ Vector<unsigned> of_bins[2 * kInVectors];
-  __shared__ Piece piece;  // the same for all threads, which have too few registers
+  __shared__ Piece piece;  // shared, because threads have few registers
   __shared__ Tile tile;
   __shared__ unsigned char* codes;
   const BinTable table = {of_bins[0].at, of_bins[kInVectors].at};

@@ -1,5 +1,5 @@
-// A tile of a tensor that the threads of a block have in their registers, and how it is read and
-// written: four elements at a time, where they lie in memory so.
+// Reads and writes a tile of a tensor, which the threads of a block have in registers; four
+// elements at a time if the arrays are aligned.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_VECTORS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_VECTORS_H_
 
@@ -7,8 +7,8 @@
 
 namespace gradcomp::gpu {
 
-constexpr int kVector = 4;  // elements that follow each other
-constexpr int kVectors = 2;  // of a thread
+constexpr int kVector = 4;  // consecutive elements
+constexpr int kVectors = 2;  // per thread
 static_assert(kPieceElements + kVector - 1 <= kVectors * kScanThreads * kVector,
               "a piece may begin anywhere");
 static_assert(kPieceBins <= kVectors * kScanThreads, "of small bins, a vector has one");
@@ -20,22 +20,23 @@ struct alignas(kVector * sizeof(Value)) Vector {
 };
 using Floats = Vector<float>;
 
-// Up to kPieceElements elements, cut into vectors that begin at multiples of kVector in the tensor. A
-// vector has elements of two bins at most: of bins smaller than it, it has one.
+// Up to kPieceElements elements, cut into vectors that begin at multiples of kVector in the tensor.
+// A vector has elements of at most two bins; if bins are smaller than a vector, it has elements of
+// one bin.
 struct Tile {
   long long begin;      // element of the tensor
   int size;
-  int before;           // places in front of it in the first vector
-  int width;            // elements of a vector
+  int before;           // places before the tile in the first vector
+  int width;            // elements per vector
   int bin_size;
-  unsigned reciprocal;  // of bin_size, times 2^32; 0: of 1
-  bool aligned;         // whether vectors can be read and written as such
+  unsigned reciprocal;  // 2^32 / bin_size; 0 if bin_size is 1
+  bool aligned;         // whether whole vectors can be loaded and stored
 };
 
 __device__ inline Tile TileOf(const EncodeTensor& tensor, long long begin, int size) {
   const int bin_size = static_cast<int>(tensor.bin_size);
   const bool small = bin_size < kVector;
-  // Null is aligned.
+  // A null pointer counts as aligned.
   const unsigned long long addresses = reinterpret_cast<unsigned long long>(tensor.residual) |
                                        reinterpret_cast<unsigned long long>(tensor.gradient) |
                                        reinterpret_cast<unsigned long long>(tensor.second_moment) |
@@ -49,7 +50,7 @@ __device__ inline Tile TileOf(const EncodeTensor& tensor, long long begin, int s
           !small && addresses % sizeof(Floats) == 0};
 }
 
-// The elements of a piece from one of them on, as many as threads can have.
+// Returns the elements of a piece from `begin` on, as many as fit into the threads' registers.
 __device__ inline Tile PartOf(const EncodeTensor& tensor, const Piece& piece, int begin) {
   const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
   return TileOf(tensor, piece.begin + begin, size);
@@ -57,19 +58,19 @@ __device__ inline Tile PartOf(const EncodeTensor& tensor, const Piece& piece, in
 
 constexpr unsigned kAllOfVector = (1u << kVector) - 1;
 
-// Where a thread's vector lies, and which bits of a vector are for elements of what bin.
+// The position of a thread's vector, and the bins of its elements, as bits.
 struct Place {
-  int position;    // of the first place in the tile; may be below 0
+  int position;    // of the first element in the tile; may be negative
   unsigned which;  // has an element
-  int bin;         // that of the first element
-  int split;       // place at which the next begins; of the vector or not
-  unsigned first;  // has an element of the first bin
-  unsigned next;   // has one of the next
+  int bin;         // of the first element
+  int split;       // element at which the next bin begins; may be outside the vector
+  unsigned first;  // elements of the first bin
+  unsigned next;   // elements of the next bin
 };
 
 __device__ inline unsigned BitsBelow(int count) { return (1u << count) - 1; }
 
-// Exact, for positions and sizes of bins are below 2^16.
+// Exact, because positions and bin sizes are below 2^16.
 __device__ inline int BinOf(const Tile& tile, unsigned position) {
   return static_cast<int>(tile.reciprocal == 0 ? position : __umulhi(position, tile.reciprocal));
 }
@@ -86,7 +87,7 @@ __device__ inline Place PlaceOf(const Tile& tile, int vector) {
   return {position, which, bin, split, which & first, which & ~first};
 }
 
-// Zeros where there is no element.
+// Loads zeros where there is no element.
 template <typename Value>
 __device__ Vector<Value> LoadVector(const Value* values, const Tile& tile, const Place& place) {
   const Value* from = values + (tile.begin + place.position);
@@ -100,7 +101,7 @@ __device__ Vector<Value> LoadVector(const Value* values, const Tile& tile, const
   return loaded;
 }
 
-// Those whose bits in `which` are set.
+// Stores the elements whose bits in `which` are set.
 __device__ inline void StoreVector(const Floats& stored, const Tile& tile, const Place& place,
                                    unsigned which, float* values) {
   float* to = values + (tile.begin + place.position);
@@ -134,7 +135,7 @@ __device__ inline Floats LoadSquares(const EncodeTensor& tensor, const Tile& til
   return squares;
 }
 
-// Divides by the root of the second moment, which is moved before.
+// Updates the second moment if kUpdates, and divides by its root.
 template <bool kUpdates>
 __device__ void Divide(const EncodeTensor& tensor, const Tile& tile, const Place& place,
                        Floats moments, Floats* gradients) {

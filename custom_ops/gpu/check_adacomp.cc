@@ -24,7 +24,7 @@ Tensors Squared(Tensors tensors) {
   return tensors;
 }
 
-// Large and small bins, short last ones, two blocks, and a tensor that is sent whole.
+// Large and small bins, short last bins, two blocks, and a tensor that is sent whole.
 const std::vector<int64_t> kAdaCompSizes = {70001, 5003, 70, 6000, 777, 3000};
 const std::vector<int64_t> kBinSizes = {50, 500, 7, 5000, 0, 3};
 
@@ -41,7 +41,7 @@ std::vector<EncoderTensor> Encoded(const std::vector<float*>& residuals,
   return tensors;
 }
 
-// A step on both. Leaves the payload of the CPU.
+// Takes a step on both devices. Returns the CPU's payload in `payload`.
 Status CheckEncode(bool divides, DriverQueue* queue, std::vector<int32_t>* payload) {
   Tensors residuals = Numbers(1);
   Tensors gradients = Numbers(2);
@@ -61,7 +61,7 @@ Status CheckEncode(bool divides, DriverQueue* queue, std::vector<int32_t>* paylo
   const bool fits = summary.finite && summary.body_words == encoder.body_words();
   if (fits) queue->Download(on_gpu.body, 4 * body.size(), body.data());
   if (!queue->status().ok()) return queue->status();
-  // Quotients have no short sums: the order of additions may show in the last bit of their scales.
+  // Sums of quotients are rounded, so the order of additions may change the last bit of the scales.
   const auto is_same = [&](int32_t a, int32_t b, size_t word) {
     const bool is_scale = word < 2 * kAdaCompSizes.size() && word % 2 == 0;
     return divides && is_scale ? std::max(a, b) - std::min(a, b) <= 1 : a == b;
@@ -97,7 +97,7 @@ Status CheckNotFinite(DriverQueue* queue) {
   return {};
 }
 
-// Where there is no memory for a payload.
+// Checks the case without memory for a payload.
 Status CheckTakeBack(DriverQueue* queue) {
   Tensors residuals = Numbers(1);
   Tensors gradients = Numbers(2);
@@ -135,7 +135,7 @@ Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
   DecodeAdaComp(decoder, sums, /*adds=*/false, queue);
   DecodeAdaComp(decoder, added, /*adds=*/true, queue);
   decoder.AddTo(Pointers(&values));
-  if (!AreEqual(added, values, queue)) return {"what the decoder puts back is not the CPU's"};
+  if (!AreEqual(added, values, queue)) return {"values restored by the decoder differ from the CPU's"};
   decoder.Reduce(Pointers(&values));
   if (!AreEqual(sums, values, queue)) return {"the decoder's sums are not the CPU's"};
   return queue->status();
@@ -143,7 +143,7 @@ Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
 
 const std::vector<int64_t> kPreconditionSizes = {9001, 70, 4096};
 
-// Where there are squares, the first tensor has them.
+// If squares are given, they belong to the first tensor.
 std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
                                         const std::vector<float*>& gradients,
                                         const std::vector<float*>& squares,

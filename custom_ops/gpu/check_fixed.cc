@@ -31,7 +31,7 @@ std::vector<int64_t> SizesOf(const Codecs& codecs) {
   return sizes;
 }
 
-// Leaves the payload of the CPU.
+// Returns the CPU's payload in `payload`.
 Status CheckEncode(const CheckedMethod& method, const Codecs& codecs, bool finite,
                    DriverQueue* queue, std::vector<int32_t>* payload) {
   const Sender sender = {method.method, 0, 0, 5, 6};
@@ -77,7 +77,7 @@ Status CheckDecode(const CheckedMethod& method, const Codecs& codecs,
   return {};
 }
 
-// Checks payloads, residuals and sums, and that values that are not finite are found.
+// Checks payloads, residuals and sums, and the detection of non-finite values.
 Status CheckFixed(const CheckedMethod& method, const Codecs& codecs, DriverQueue* queue) {
   std::vector<int32_t> payload;
   Status status = CheckEncode(method, codecs, /*finite=*/false, queue, &payload);
@@ -95,7 +95,7 @@ Status CheckTopK(DriverQueue* queue) {
   return CheckFixed({"top-k", Method::kTopK, EncodeTopKOnGpu, DecodeTopKOnGpu}, codecs, queue);
 }
 
-// Buckets that warps measure and those that blocks do, and both ways to round.
+// Checks buckets that warps measure, buckets that blocks measure, and both roundings.
 Status CheckQsgd(DriverQueue* queue) {
   for (int64_t bucket_size : {96, 8192}) {
     const bool stochastic = bucket_size == 96;
@@ -112,7 +112,7 @@ Status CheckQsgd(DriverQueue* queue) {
   return {};
 }
 
-// Some of more than one block.
+// Checks some tensors of more than one block.
 Status CheckSignSgd(DriverQueue* queue) {
   Codecs codecs;
   for (int64_t size : {70, 70001, 9001}) codecs.push_back(std::make_unique<SignSgdCodec>(size));

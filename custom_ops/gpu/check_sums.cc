@@ -13,7 +13,7 @@
 namespace gradcomp {
 namespace {
 
-// Chunks that are a thread's, a warp's and a block's.
+// Chunks for a thread, for a warp and for a block.
 const std::vector<int64_t> kChunkedSizes = {9001, 70, 5003, 6000, 55, 300};
 const std::vector<int64_t> kChunkSizes = {50, 25, 4500, 7, 25, 1};
 
@@ -42,7 +42,7 @@ Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
   SelectLargest(layout, on_cpu, OnThisThread, offsets.data());
   const SelectedOnGpu selected = SelectLargestOnGpu(layout, on_gpu, /*chooses=*/true, queue);
   queue->Download(selected.offsets, 4 * gpu_offsets.size(), gpu_offsets.data());
-  if (Downloaded(selected.not_finite, queue) || gpu_offsets != offsets) return {"what is chosen in chunks is not the CPU's"};
+  if (Downloaded(selected.not_finite, queue) || gpu_offsets != offsets) return {"the chosen entries of chunks differ from the CPU's"};
 
   std::vector<float> values(layout.num_chunks());
   std::vector<float> gpu_values(layout.num_chunks());
@@ -51,7 +51,7 @@ Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
   queue->Download(TakeChosenOnGpu(layout, on_gpu, offsets.data(), queue), bytes,
                   gpu_values.data());
   if (std::memcmp(gpu_values.data(), values.data(), bytes) != 0) {
-    return {"what is taken from chunks is not the CPU's"};
+    return {"the values taken from chunks differ from the CPU's"};
   }
   ApplyTotals(layout, on_cpu, offsets.data(), values.data(), values.data(), 0.3f, OnThisThread,
               Pointers(&outputs));
@@ -63,7 +63,7 @@ Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
   return {};
 }
 
-// Matrices of several blocks in both directions, and one that is sent whole.
+// Matrices of several blocks in both directions, and a matrix that is sent whole.
 struct MatrixShape {
   int64_t rows;
   int64_t columns;
@@ -82,7 +82,7 @@ std::vector<PowerSgdTensor> PowerSgdTensors(const std::vector<float*>& residuals
   return tensors;
 }
 
-// What a step is made of on the CPU, and what is to come out of it.
+// The inputs of a step, and the results of the CPU.
 struct CheckedPowerSgd {
   Tensors residuals = NumbersOf(kMatrixSizes, 31);
   Tensors gradients = NumbersOf(kMatrixSizes, 32);

@@ -13,7 +13,7 @@ using Tensors = std::vector<std::vector<float>>;
 
 void OnThisThread(int64_t count, int64_t cost, const Work& work);
 
-// Between -1 and 1, in steps that leave sums of maxima exact, so that their order does not matter.
+// Returns numbers between -1 and 1, in steps that keep sums of maxima exact in any order.
 Tensors NumbersOf(const std::vector<int64_t>& sizes, uint32_t seed);
 
 std::vector<float*> Pointers(Tensors* tensors);
@@ -23,7 +23,7 @@ std::vector<Source> Sources(const std::vector<float*>& residuals,
 
 std::vector<float*> Upload(const Tensors& tensors, DriverQueue* queue);
 
-// Returns what lies at a place on the GPU.
+// Returns a value in device memory.
 template <typename Value>
 Value Downloaded(const Value* on_gpu, DriverQueue* queue) {
   Value value = {};
@@ -31,7 +31,7 @@ Value Downloaded(const Value* on_gpu, DriverQueue* queue) {
   return value;
 }
 
-// Whether tensors on a GPU are the expected ones, to the bit.
+// Returns whether tensors on a GPU have the expected bits.
 bool AreEqual(const std::vector<float*>& on_gpu, const Tensors& expected, DriverQueue* queue);
 
 Status CheckAdaComp(DriverQueue* queue);

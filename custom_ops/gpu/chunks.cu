@@ -1,4 +1,4 @@
-// Chunks of ScaleCom and RandomK on a GPU: what kernels/chunks.cc does, to the bit.
+// The chunks of ScaleCom and RandomK on a GPU, with the same bits as kernels/chunks.cc.
 //
 //   select: choose  a block for each piece of a tensor
 //           pack    a thread for each word of the offsets
@@ -15,12 +15,12 @@ __device__ inline float ChunkSum(const ChunkTensor& tensor, long long i) {
   return __fadd_rn(tensor.residual[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
 }
 
-// The largest magnitude, and of equals the first, is the largest number.
+// Returns a number that is largest for the first of the largest magnitudes.
 __device__ inline unsigned long long Rank(unsigned magnitude, unsigned offset) {
   return static_cast<unsigned long long>(magnitude) << 32 | ~offset;
 }
 
-// kWidth threads have a chunk together.
+// kWidth threads share a chunk.
 template <int kWidth>
 __device__ void ChooseInPiece(const ChunkStep& step, const ChunkTensor& tensor, long long piece) {
   const long long chunk = piece * (kThreads / kWidth) + threadIdx.x / kWidth;

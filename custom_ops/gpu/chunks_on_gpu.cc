@@ -5,15 +5,15 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kSmallChunk = 16;         // up to it, a chunk is a thread's
-constexpr int64_t kLargeChunk = 1 << 12;    // from it on, a block's
+constexpr int64_t kSmallChunk = 16;         // up to this size, a thread handles a chunk
+constexpr int64_t kLargeChunk = 1 << 12;    // from this size on, a block handles a chunk
 
 int WidthOf(int64_t chunk_size) {
   if (chunk_size <= kSmallChunk) return 1;
   return chunk_size < kLargeChunk ? gpu::kLanes : gpu::kThreads;
 }
 
-// Tensors in the memory of the device, and how many blocks there are to launch.
+// The tensors in device memory, and the numbers of blocks to launch.
 struct Planned {
   gpu::ChunkStep step = {};
   int64_t num_pieces = 0;

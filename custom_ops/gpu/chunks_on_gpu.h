@@ -1,4 +1,4 @@
-// Gives the work of ScaleCom and RandomK to a queue. What the kernels do: chunks.cu.
+// Submits the work of ScaleCom and RandomK to a queue. The kernels are in chunks.cu.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace gradcomp {
 
-// In the memory of the device, once the queue has done its work.
+// Pointers to device memory, valid once the queue has done its work.
 struct SelectedOnGpu {
-  const int32_t* offsets;  // of layout.num_words(); undefined where nothing was to be chosen
+  const int32_t* offsets;  // layout.num_words() words; undefined if nothing was to be chosen
   const int* not_finite;   // 0 if all sums are finite; null if there are none
 };
 
-// These do what the functions of kernels/chunks.h do, with tensors and outputs whose pointers are the
-// device's. Offsets, totals and rests are on the host.
+// These functions do the work of kernels/chunks.h for tensors and outputs with device pointers.
+// Offsets, totals and rests are on the host.
 SelectedOnGpu SelectLargestOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                                  bool chooses, GpuQueue* queue);
 
-// Returns the values, in the memory of the device; null if there are none.
+// Returns the values in device memory; null if there are none.
 const float* TakeChosenOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                              const int32_t* offsets, GpuQueue* queue);
 

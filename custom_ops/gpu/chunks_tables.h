@@ -1,4 +1,4 @@
-// What the host tells the kernels for chunks, and what they tell it. NVRTC reads this file, too.
+// The data that the host and the kernels for chunks exchange. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_TABLES_H_
 
@@ -6,13 +6,13 @@
 
 namespace gradcomp::gpu {
 
-// As ChunkLayout::Chunked. A piece is the chunks that a CUDA block chooses in.
+// As ChunkLayout::Chunked. A piece has the chunks of a CUDA block that chooses.
 struct ChunkTensor {
   float* residual;
   const void* gradient;
-  float* output;  // of apply; null: there is none
+  float* output;  // for apply; null without an output
   int gradient_type;  // GradientType: float, half, bfloat16
-  int width;  // how many threads choose in a chunk together: 1, those of a warp, or all of a block
+  int width;  // the number of threads that share a chunk: 1, a warp, or a block
   long long size;  // elements
   long long chunk_size;
   long long bits;
@@ -23,18 +23,18 @@ struct ChunkTensor {
   long long first_slice;
 };
 
-// One launch of each kernel of an op.
+// The arguments of the kernels of an op.
 struct ChunkStep {
   const ChunkTensor* tensors;
   long long num_tensors;
   long long num_chunks;
   long long num_words;
-  unsigned* chosen;      // in each chunk; null: only whether all is finite counts
+  unsigned* chosen;      // in each chunk; null if the launch only checks finiteness
   int* not_finite;       // 0 before the first launch
-  int* offsets;          // packed: written by pack, and read by what comes behind
-  float* values;         // of each chunk: what was taken, or what is kept at the chosen place
-  const float* totals;   // of each chunk
-  const float* rests;    // likewise; null: none
+  int* offsets;          // packed; written by pack, and read by the later kernels
+  float* values;         // for each chunk, the taken value, or the rest at the chosen place
+  const float* totals; // for each chunk
+  const float* rests;    // for each chunk; null: none
   float filter;
   float kept_share;      // 1 - filter
 };

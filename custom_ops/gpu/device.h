@@ -1,5 +1,6 @@
-// What the kernels share. CUDA C++ that NVRTC compiles without any include, and g++ behind
-// tests/gpu_emulator.h. All arithmetic is by intrinsics that no compiler contracts, whatever its flags.
+// Helpers of all GPU kernels, in CUDA C++. NVRTC compiles this file without any include, and g++
+// compiles it after tests/gpu_emulator.h. All arithmetic uses intrinsics, which no compiler
+// contracts under any flags.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
 
@@ -23,7 +24,7 @@ __device__ inline float WidenHalf(unsigned bits) {
   return __uint_as_float((bits & 0x8000u) << 16 | exact | not_finite);
 }
 
-// A number of 16 bits.
+// Widens a number of 16 bits to float32.
 __device__ inline float Widen(unsigned bits, int type) {
   return type == kHalf ? WidenHalf(bits) : __uint_as_float(bits << 16);
 }
@@ -37,7 +38,7 @@ __device__ inline bool AreFinite(float value, float square) {
   return Magnitude(value) < kInfinity && Magnitude(square) < kInfinity;
 }
 
-// Adam's second moment after a step, and what is divided by its root.
+// Adam's second moment after a step, and the division by its root.
 __device__ inline float MovedMoment(float moment, float square, float share) {
   return __fadd_rn(moment, __fmul_rn(share, __fsub_rn(square, moment)));
 }
@@ -46,7 +47,7 @@ __device__ inline float Quotient(float value, float moment, const Adam& adam) {
   return __fdiv_rn(value, __fadd_rn(root, adam.epsilon));
 }
 
-// The last of `count` entries whose `first` is at most `i`.
+// Returns the last of `count` entries whose `first` is at most `i`.
 template <typename Entry, typename Member>
 __device__ long long LastUpTo(const Entry* entries, long long count, Member first, long long i) {
   long long begin = 0;
@@ -61,7 +62,7 @@ __device__ long long LastUpTo(const Entry* entries, long long count, Member firs
   return begin;
 }
 
-// The elements of a tensor that a CUDA block goes through; tensors have a `first_slice` and a `size`.
+// The elements of a tensor that a CUDA block processes; tensors have a `first_slice` and a `size`.
 struct Slice {
   long long tensor;
   long long begin;
@@ -79,12 +80,12 @@ __device__ Slice FindSlice(const Tensor* tensors, long long num_tensors, long lo
 
 template <typename Value>
 struct Scanned {
-  Value before;  // the sum over the threads in front of this one
+  Value before;  // the sum over the threads before this thread
   Value total;
 };
 
-// Of the lanes of a warp, or of all threads, which must call it together. Integers only: their sums
-// know no order.
+// Scans the values of the lanes of a warp, or of all threads, which must call this together. Only
+// for integers, whose sums do not depend on the order.
 template <typename Value>
 __device__ Scanned<Value> WarpScan(Value value) {
   const int lane = threadIdx.x % kLanes;
@@ -101,7 +102,7 @@ __device__ Scanned<Value> BlockScan(Value value) {
   __shared__ Value of_warps[kBlockWarps];
   const int lane = threadIdx.x % kLanes;
   const Scanned<Value> in_warp = WarpScan(value);
-  __syncthreads();  // of_warps may still be read from the call before
+  __syncthreads();  // the call before may still read of_warps
   if (lane == 0) of_warps[threadIdx.x / kLanes] = in_warp.total;
   __syncthreads();
   const Scanned<Value> warps = WarpScan(lane < kBlockWarps ? of_warps[lane] : Value(0));
@@ -109,8 +110,8 @@ __device__ Scanned<Value> BlockScan(Value value) {
   return {before + in_warp.before, warps.total};
 }
 
-// Of the lanes of a warp, or of all threads, which must call it together; in an order that is always
-// the same. The first has it.
+// Sums the values of the lanes of a warp, or of all threads, which must call this together. The
+// order is fixed. The first lane or thread gets the sum.
 __device__ inline double WarpSum(double value) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     value = __dadd_rn(value, __shfl_down_sync(kAllLanes, value, distance));
@@ -137,22 +138,22 @@ __device__ Value WarpMax(Value value) {
   return value;
 }
 
-// Of `kWidth` threads that follow each other, one, those of a warp, or all: all threads must call it
-// together.
+// Returns the maximum over `kWidth` consecutive threads: one thread, a warp, or all threads. All
+// threads must call this together.
 template <int kWidth, typename Value>
 __device__ Value Maximum(Value value) {
   __shared__ Value of_warps[kWarps];
   if (kWidth >= kLanes) value = WarpMax(value);
   if (kWidth <= kLanes) return value;
-  __syncthreads();  // of_warps may still be read from the call before
+  __syncthreads();  // the call before may still read of_warps
   if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
   __syncthreads();
   for (int i = 0; i < kWarps; ++i) value = of_warps[i] > value ? of_warps[i] : value;
   return value;
 }
 
-// Word number `word` of `count` packed codes of `bits` bits: see kernels/pack_bits.h. code(i) is one
-// of them.
+// Returns word number `word` of `count` packed codes of `bits` bits; see kernels/pack_bits.h.
+// code(i) returns a code.
 template <typename Integer, typename Code>
 __device__ unsigned PackedWord(Integer word, Integer bits, Integer count, const Code& code) {
   unsigned packed = 0;
@@ -164,7 +165,7 @@ __device__ unsigned PackedWord(Integer word, Integer bits, Integer count, const 
   return packed;
 }
 
-// Code number `i` of packed ones of 1 to 32 bits.
+// Returns code number `i` of packed codes of 1 to 32 bits.
 __device__ inline unsigned UnpackedCode(const int* packed, long long i, long long bits) {
   const int* words = packed + i * bits / 32;
   const int shift = static_cast<int>(i * bits % 32);

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <mutex>
 
-// The kernels' source as it lies in the tree, with a zero behind it. Compilers start in the root.
+// Embeds the source of a kernel, followed by a zero. Compilers run in the repository's root.
 #define GRADCOMP_EMBED(name, path)                      \
   asm(".pushsection .rodata\n" #name ":\n.incbin \"" path \
       "\"\n.byte 0\n.popsection\n");                    \
@@ -47,7 +47,7 @@ GRADCOMP_EMBED(gradcomp_source_kernels, GRADCOMP_GPU_SOURCES "kernels.cu");
 namespace gradcomp {
 namespace {
 
-// What kernels.cu includes.
+// The files that kernels.cu includes.
 #define GRADCOMP_TEXT(name, file) name,
 #define GRADCOMP_FILE(name, file) file,
 const char* const kTexts[] = {GRADCOMP_SOURCES(GRADCOMP_TEXT)};
@@ -140,7 +140,7 @@ Status Load(Nvrtc* nvrtc) {
 Status Compile(const Nvrtc& nvrtc, nvrtcProgram program, int capability,
                std::vector<char>* cubin) {
   const std::string architecture = Concat("--gpu-architecture=sm_", capability);
-  // The sources ask for every rounding by name; these say the same of the rest.
+  // The sources use intrinsics for every rounding; these options cover all other operations.
   const char* options[] = {architecture.c_str(), "--std=c++17", "--fmad=false", "--device-int128"};
   const int error = nvrtc.compile(program, std::size(options), options);
   size_t size = 0;

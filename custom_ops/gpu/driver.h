@@ -1,4 +1,4 @@
-// CUDA's driver and its compiler NVRTC, found when the program runs: building needs neither.
+// CUDA's driver and its compiler NVRTC, loaded at run time, so that the build needs neither.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace gradcomp {
 
-// As cuda.h declares them.
+// These types are as in cuda.h.
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st*;
@@ -19,7 +19,7 @@ using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
 using CUhostFn = void (*)(void*);
 
-// The driver's functions; their results are CUresult, 0 where all is well.
+// The driver's functions; their results are CUresult, 0 on success.
 struct Driver {
   int (*cuInit)(unsigned flags);
   int (*cuGetErrorName)(int error, const char** name);
@@ -47,16 +47,17 @@ struct Driver {
   int (*cuStreamGetCtx)(CUstream stream, CUcontext* context);
   int (*cuStreamSynchronize)(CUstream stream);
 
-  // Loaded and initialized with the first call. Null where there is none: *status says why.
+  // Loads and initializes the driver on the first call. Null without a driver, with the reason in
+  // *status.
   static const Driver* Get(Status* status);
 
-  // An error of a function as one sentence.
+  // Returns a function's error as one sentence.
   Status Check(int error, const char* what) const;
 };
 
 inline CUdeviceptr ToCuda(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
-// Makes a context current while this lives.
+// Makes a context current during the lifetime of this object.
 class CurrentContext {
  public:
   CurrentContext(const Driver& driver, CUcontext context) : driver_(driver) {
@@ -73,10 +74,11 @@ class CurrentContext {
   const Driver& driver_;
 };
 
-// Where to look for NVRTC first, before the first kernel is compiled; Python knows.
+// Sets the first path at which to look for NVRTC. Python calls this before the first kernel is
+// compiled.
 void SetNvrtcPath(const std::string& path);
 
-// Compiles all kernels for a device, e.g. of compute capability 9.0 if `capability` is 90.
+// Compiles all kernels for a device; a `capability` of 90 means compute capability 9.0.
 Status CompileKernels(int capability, std::vector<char>* cubin);
 
 }  // namespace gradcomp

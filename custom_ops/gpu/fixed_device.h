@@ -1,4 +1,4 @@
-// What the kernels of methods whose payloads have a fixed length share.
+// Helpers of the GPU kernels of methods with payloads of fixed length.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_DEVICE_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_DEVICE_H_
 
@@ -7,7 +7,7 @@
 
 namespace gradcomp::gpu {
 
-// Residual plus gradient.
+// Returns residual plus gradient.
 __device__ inline float FixedSum(const FixedTensor& tensor, long long i) {
   return __fadd_rn(tensor.values[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
 }
@@ -19,14 +19,14 @@ __device__ inline void SendWhole(const FixedTensor& tensor, const Slice& slice, 
   }
 }
 
-// A word of a payload that is a float: of a tensor sent whole, what is said of an element.
+// Reads a word of a payload as a float: an element of a tensor that is sent whole.
 struct FloatAt {
   __device__ float operator()(const int* words, long long i) const {
     return __uint_as_float(static_cast<unsigned>(words[i]));
   }
 };
 
-// Adds up what payloads say of each element, by value_of(words of the tensor, element).
+// Sums the payloads' values of each element, which value_of(words of the tensor, element) returns.
 template <typename Tensor, typename Value>
 __device__ void DecodeElements(const FixedDecodeStep<Tensor>& step, const Slice& slice,
                                const Value& value_of) {

@@ -1,4 +1,4 @@
-// What gives work of methods whose payloads have a fixed length to a queue: what they share.
+// Submits the work of methods with payloads of fixed length to a queue.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace gradcomp {
 
-// A payload behind its header, in the memory of the device, once the queue has done its work.
+// A payload without its header, in device memory, valid once the queue has done its work.
 struct EncodedFixedOnGpu {
-  const int32_t* body;    // zeros if not all is finite; null if it has no words
+  const int32_t* body;    // zeros if not all sums are finite; null if the payload has no words
   const int* not_finite;  // 0 if all sums are finite; null if there are none
 };
 
-// A method has two functions, which do what those of kernels/fixed_length.h do with its codecs and
-// WholeCodec; pointers of residuals, gradients and values are the device's.
+// A method has two functions, which do the work of kernels/fixed_length.h for the method's codecs
+// and WholeCodec. Residuals, gradients and values have device pointers.
 using EncodeOnGpu = EncodedFixedOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
                                       const Sender& sender, GpuQueue* queue);
-// Of a decoder whose sums are known to be finite, or of one payload. If `adds`, it adds to the values, and
-// otherwise overwrites them.
+// Decodes payloads whose sums are known to be finite, or a single payload. Adds to the values if
+// `adds`, and otherwise overwrites them.
 using DecodeOnGpu = void(const Codecs& codecs, const FixedLengthDecoder& decoder,
                          const std::vector<float*>& values, bool adds, GpuQueue* queue);
 
-// Tensors as the kernels know them: of a type that is a gpu::FixedTensor.
+// The tensors as the kernels get them, of a type derived from gpu::FixedTensor.
 template <typename Tensor>
 struct FixedPlan {
   std::vector<Tensor> tensors;
@@ -34,7 +34,7 @@ struct FixedPlan {
   int64_t num_words = 0;
 };
 
-// describe(codec, &tensor) writes what the method says of tensors that are not sent whole.
+// describe(codec, &tensor) sets the method's own members, for tensors that are not sent whole.
 template <typename Tensor, typename MethodCodec, typename Describe>
 FixedPlan<Tensor> PlanFixed(const Codecs& codecs, const Describe& describe) {
   FixedPlan<Tensor> plan;
@@ -59,7 +59,7 @@ Value* NewZeros(GpuQueue* queue, int64_t size) {
   return zeros;
 }
 
-// Gives the tensors of an encoder to the queue; what is left of the step is the method's.
+// Uploads the tensors of an encoder; the method sets the other members of the step.
 template <typename Tensor>
 void StartFixed(FixedPlan<Tensor> plan, const std::vector<Source>& sources, GpuQueue* queue,
                 gpu::FixedEncodeStep<Tensor>* step) {

@@ -1,4 +1,4 @@
-// What the host tells the kernels of methods whose payloads have a fixed length, of all of them alike.
+// The data that the host and the kernels of all methods with payloads of fixed length exchange.
 // NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_TABLES_H_
@@ -8,30 +8,30 @@
 namespace gradcomp::gpu {
 
 struct FixedTensor {
-  float* values;  // the residual, updated in place; of a decoder, the output
+  float* values;  // an encoder's residual, updated in place, or a decoder's output
   const void* gradient;
   int gradient_type;     // GradientType: float, half, bfloat16
   int sent_whole;
   long long size;        // elements
   long long first_slice;
-  long long first_word;  // in the body of a payload
+  long long first_word;  // offset in the body of a payload
 };
 
-// What all encoding kernels of a method are given.
+// The arguments of all encoding kernels of a method.
 template <typename Tensor>
 struct FixedEncodeStep {
   const Tensor* tensors;
   long long num_tensors;
   int* not_finite;  // 0 before the first launch
-  int* body;        // of the payload; 0 before, and where not all is finite
+  int* body;        // the payload's body; 0 at first, and if not all sums are finite
 };
 
 template <typename Tensor>
 struct FixedDecodeStep {
   const Tensor* tensors;
   long long num_tensors;
-  const int* bodies;    // of all payloads; the first of these is that of the first
-  long long row_words;  // from one to the next
+  const int* bodies;    // the beginning of the first payload's body
+  long long row_words;  // from one payload to the next
   int num_payloads;
   int adds;             // whether to add to the values; otherwise they are overwritten
 };

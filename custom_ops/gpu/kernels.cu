@@ -1,4 +1,4 @@
-// All kernels: what NVRTC compiles. Their names are in kernel_names.h, too.
+// All kernels, for NVRTC. kernel_names.h lists their names.
 #include "adacomp_decode.cu"
 #include "adacomp_pack.cu"
 #include "adacomp_scan.cu"

@@ -11,7 +11,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr int kCapabilityMajor = 75;  // of CUdevice_attribute
+constexpr int kCapabilityMajor = 75;  // a CUdevice_attribute
 constexpr int kCapabilityMinor = 76;
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 
@@ -82,7 +82,8 @@ Status Prepare(int ordinal, KernelsOnGpu* kernels) {
   return LoadAndCheck(kernels);
 }
 
-// One for each reason, for callers keep references, and a later failure has its own reason.
+// Creates an object for each reason, because callers keep references, and a later failure may have
+// another reason.
 const KernelsOnGpu& Unusable(const Status& status) {
   static std::mutex mutex;
   static auto* const reasons = new std::map<std::string, KernelsOnGpu>();

@@ -1,4 +1,4 @@
-// The kernels of one device: compiled, loaded and checked when they are first asked for.
+// The kernels of a device, which are compiled, loaded and checked on first use.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 namespace gradcomp {
 
 struct KernelsOnGpu {
-  std::string device;        // its name; empty without a driver
+  std::string device;        // the device's name; empty without a driver
   int capability = 0;        // 90: compute capability 9.0
   const Driver* driver = nullptr;
-  CUcontext context = nullptr;  // the primary one, which is TensorFlow's, too
+  CUcontext context = nullptr;  // the primary context, which TensorFlow uses, too
   std::map<std::string, CUfunction> functions;
-  Status status;  // why the kernels are not used, if they are not
+  Status status;  // the reason why the kernels are not used, if there is one
 
-  // Does all the work with the first call for a device, and may then take some seconds. What it
-  // returns stays as it is.
+  // The first call for a device compiles and checks the kernels, which may take some seconds. The
+  // returned object does not change afterwards.
   static const KernelsOnGpu& Of(int ordinal);
 
-  // Of the device that a stream is of.
+  // Returns the kernels of a stream's device.
   static const KernelsOnGpu& OfStream(CUstream stream);
 };
 
-// A queue on a stream of a device. Its memory is of the driver's, and freed, as the queue ends, when
-// all its work is done.
+// A queue on a stream of a device. It allocates the driver's memory, which is freed once the queue
+// is destroyed and all its work is done.
 class DriverQueue : public GpuQueue {
  public:
   DriverQueue(const KernelsOnGpu& kernels, CUstream stream) : kernels_(kernels), stream_(stream) {}
@@ -47,7 +47,7 @@ class DriverQueue : public GpuQueue {
   void LaunchBlocks(const char* kernel, int64_t num_blocks, int num_threads,
                     const void* parameter) override;
   CUstream stream() const { return stream_; }
-  bool Check(int error, const char* what);  // whether all is well so far
+  bool Check(int error, const char* what);  // whether no error has occurred so far
   void Fail(const Status& status);
 
  private:

@@ -1,4 +1,5 @@
-// PowerSGD on a GPU: what kernels/power_sgd.cc does with residuals and gradients, to the bit.
+// PowerSGD's passes over residuals and gradients on a GPU, with the same bits as
+// kernels/power_sgd.cc.
 //
 //   left:    left    a block for each piece of rows, or slice of a tensor that is sent whole
 //   right:   right   a block for each of the CPU's: its part of Q, a thread for each column and rank
@@ -10,13 +11,13 @@
 
 namespace gradcomp::gpu {
 
-constexpr int kRanks = 4;  // whose sums a thread has at a time
+constexpr int kRanks = 4;  // sums per thread, at a time
 
 __device__ inline float MatrixSum(const Matrix& matrix, long long i) {
   return __fadd_rn(matrix.residual[i], LoadGradient(matrix.gradient, matrix.gradient_type, i));
 }
 
-// Of the threads of a row, in the CPU's order; the first of them has it.
+// Sums the values of the threads of a row in the CPU's order; the first thread gets the sum.
 __device__ inline float RowSum(float value) {
   for (int distance = kRowLanes / 2; distance > 0; distance /= 2) {
     value = __fadd_rn(value, __shfl_down_sync(kAllLanes, value, distance));
@@ -24,7 +25,7 @@ __device__ inline float RowSum(float value) {
   return value;
 }
 
-// The parts of P of one row and of some ranks. Returns whether its elements are finite.
+// Adds the parts of P for a row and some ranks. Returns whether the row's elements are finite.
 __device__ inline bool AddRow(const Matrix& matrix, const float* start, long long row,
                               long long first_rank, long long begin, long long end, float* sums) {
   bool finite = true;
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_power_sgd_join(P
   step.right[place] = sum;
 }
 
-// What is applied, and what stays.
+// The applied gradient and the new residual.
 struct Reduced {
   float product;
   float rest;

@@ -5,7 +5,7 @@
 namespace gradcomp {
 namespace {
 
-// How many blocks there are to launch, and how large what they write is.
+// The numbers of blocks to launch, and the sizes of their outputs.
 struct MatrixPlan {
   std::vector<gpu::Matrix> matrices;
   int64_t num_pieces = 0;

@@ -1,4 +1,4 @@
-// Gives the work of PowerSGD to a queue. What the kernels do: power_sgd.cu.
+// Submits the work of PowerSGD to a queue. The kernels are in power_sgd.cu.
 #pragma once
 
 #include <vector>
@@ -8,18 +8,19 @@
 
 namespace gradcomp {
 
-// In the memory of the device, once the queue has done its work.
+// Pointers to device memory, valid once the queue has done its work.
 struct LeftOnGpu {
-  float* left;            // P, without the flag; null if there is none
+  float* left;            // P without the flag; null if empty
   const int* not_finite;  // 0 if all of M is finite; null if there is none
 };
 
-// These do what the methods of PowerSgd do, with residuals, gradients and outputs whose pointers are the
-// device's. P, Q and their sums are on the host, where replicas make the same of them on any device.
+// These functions do the work of PowerSgd's methods for residuals, gradients and outputs with
+// device pointers. P, Q and their sums are on the host, where all replicas process them alike, on
+// any device.
 LeftOnGpu ComputeLeftOnGpu(const std::vector<PowerSgdTensor>& tensors,
                            const std::vector<float>& start, GpuQueue* queue);
 
-// Returns Q, in the memory of the device; null if there is none.
+// Returns Q in device memory; null if empty.
 float* ComputeRightOnGpu(const std::vector<PowerSgdTensor>& tensors, const float* left,
                          GpuQueue* queue);
 

@@ -1,4 +1,4 @@
-// What the host tells the kernels of PowerSGD. NVRTC reads this file, too.
+// The arguments of PowerSGD's kernels. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_
 
@@ -6,16 +6,16 @@
 
 namespace gradcomp::gpu {
 
-constexpr int kRowLanes = 8;                        // threads that have a row together
-constexpr int kPieceRows = kThreads / kRowLanes;    // of a matrix, that a CUDA block multiplies
+constexpr int kRowLanes = 8;                        // threads that share a row
+constexpr int kPieceRows = kThreads / kRowLanes;    // rows of a matrix that a CUDA block multiplies
 
 // As gradcomp::PowerSgdTensor. P and Q begin in their vectors at left_begin and right_begin.
 struct Matrix {
   float* residual;
   const void* gradient;
-  float* output;      // of reduce
+  float* output;      // for reduce
   int gradient_type;  // GradientType: float, half, bfloat16
-  int too_large;      // in keep: the residual becomes zeros
+  int too_large;      // for keep: the residual becomes zeros
   long long rows;
   long long columns;
   long long rank;     // 0: sent whole
@@ -24,24 +24,24 @@ struct Matrix {
   long long right_begin;
   long long block_rows;
   long long block_columns;
-  long long column_blocks;  // beside each other
+  long long column_blocks;  // side by side
   long long row_blocks;     // below each other
-  long long first_piece;    // of what multiplies from the right
+  long long first_piece;    // of the multiplication by Q
   long long first_block;
-  long long parts_begin;    // of the blocks' parts of Q
+  long long parts_begin;    // for the blocks' parts of Q
   long long first_slice;
 };
 
-// One launch of each kernel of an op.
+// The arguments of the kernels of an op.
 struct PowerSgdStep {
   const Matrix* matrices;
   long long num_matrices;
   long long right_size;
-  const float* start;   // the factors, as Q is
-  float* left;          // P, without the flag
-  float* right;         // Q, of this replica
+  const float* start;   // the factors, in the layout of Q
+  float* left;          // P without the flag
+  float* right;         // this replica's Q
   const float* total;   // the sum of Q
-  float* parts;         // of Q, of each block
+  float* parts;         // each block's part of Q
   int* not_finite;      // 0 before the first launch
 };
 

@@ -1,5 +1,6 @@
-// Adam's division on a GPU: what kernels/precondition.cc does, to the bit. Two launches, with a block for
-// each slice of a tensor: the first finds out whether all is finite, the second divides.
+// Adam's division on a GPU, with the same bits as kernels/precondition.cc. Both launches have a
+// block for each slice of a tensor. The first launch checks whether all values are finite, and the
+// second divides.
 #include "device.h"
 #include "precondition_tables.h"
 

@@ -1,4 +1,4 @@
-// Gives Adam's division to a queue. What the kernels do: precondition.cu.
+// Submits Adam's division to a queue. The kernels are in precondition.cu.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace gradcomp {
 
 gpu::Adam OnGpu(const AdamSettings& settings);
 
-// What Precondition does with tensors whose pointers are the device's.
+// Does the work of Precondition for tensors with device pointers.
 void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors, GpuQueue* queue);
 
 }  // namespace gradcomp

@@ -1,4 +1,4 @@
-// What the host tells the kernels that divide by second moments. NVRTC reads this file, too.
+// The arguments of the kernels that divide by second moments. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_
 
@@ -9,7 +9,7 @@ namespace gradcomp::gpu {
 struct DividedTensor {
   float* second_moment;  // updated in place
   const void* gradient;
-  const float* squares;  // in place of the gradient's own, if given
+  const float* squares;  // replaces the gradient's squares, if given
   float* preconditioned;
   int gradient_type;     // GradientType: float, half, bfloat16
   long long size;        // elements
@@ -17,7 +17,7 @@ struct DividedTensor {
   Adam adam;
 };
 
-// One launch of each kernel.
+// The arguments of the kernels.
 struct PreconditionStep {
   const DividedTensor* tensors;
   long long num_tensors;

@@ -1,9 +1,9 @@
-// QSGD on a GPU: what kernels/qsgd_codec.cc and whole_codec.cc do, to the bit.
+// QSGD on a GPU, with the same bits as kernels/qsgd_codec.cc and whole_codec.cc.
 //
 //   gradcomp_qsgd_measure  a block for each piece   minimum and unit of its buckets; is all finite?
 //   gradcomp_qsgd_send     a block for each slice   writes levels; updates the residual
 //
-// Decoding is one launch, with a block for each slice, of payloads that were checked.
+// Decoding is one launch, with a block for each slice. The payloads have been checked.
 #include "../kernels/philox.h"
 #include "fixed_device.h"
 #include "qsgd_tables.h"
@@ -11,11 +11,11 @@
 namespace gradcomp::gpu {
 
 constexpr int kLowest = -0x7fffffff - 1;
-constexpr int kGroup = 32;  // levels that take whole words, whatever the bits; of one bucket
+constexpr int kGroup = 32;  // levels of a bucket that fill whole words, for any number of bits
 constexpr int kOffsetBits = 16;
 constexpr int kOffsetsPerWord = 64 / kOffsetBits;
 
-// Floats as integers of the same order. Infinities and NaNs come out at the ends.
+// Maps floats to integers of the same order; infinities and NaNs are at the ends.
 __device__ inline int Ordered(float value) {
   const int bits = static_cast<int>(__float_as_uint(value));
   return bits ^ (bits >> 31 & 0x7fffffff);
@@ -25,7 +25,7 @@ __device__ inline float FromOrdered(int ordered) {
   return __uint_as_float(static_cast<unsigned>(ordered ^ (ordered >> 31 & 0x7fffffff)));
 }
 
-// Beyond it, values are sent as the limit: no difference or sum of what is sent overflows.
+// Clips a value, so that no difference or sum of sent values overflows.
 __device__ inline float Limited(float value) {
   const float limit = __uint_as_float(0x7e800000u);  // 2^126
   return value < -limit ? -limit : limit < value ? limit : value;
@@ -43,7 +43,7 @@ __device__ inline QsgdScale ScaleOf(int smallest, int largest, int bits) {
   return {minimum, __fdiv_rn(range, LastLevel(bits))};
 }
 
-// kWidth threads have a bucket together.
+// kWidth threads share a bucket.
 template <int kWidth>
 __device__ void MeasureInPiece(const QsgdEncodeStep& step, const QsgdTensor& tensor,
                                long long piece) {
@@ -52,7 +52,7 @@ __device__ void MeasureInPiece(const QsgdEncodeStep& step, const QsgdTensor& ten
   const long long end =
       begin + tensor.bucket_size < tensor.size ? begin + tensor.bucket_size : tensor.size;
   int largest = kLowest;
-  int negated = kLowest;  // the largest ~value: that of the smallest value
+  int negated = kLowest;  // the largest ~value, from the smallest value
   for (long long i = begin + threadIdx.x % kWidth; i < end; i += kWidth) {
     const int value = Ordered(FixedSum(tensor, i));
     largest = value > largest ? value : largest;
@@ -62,7 +62,7 @@ __device__ void MeasureInPiece(const QsgdEncodeStep& step, const QsgdTensor& ten
   negated = Maximum<kWidth>(negated);
   if (threadIdx.x % kWidth != 0 || begin >= tensor.size) return;
   const int infinity = static_cast<int>(kInfinity);
-  if (largest >= infinity || negated >= infinity) {  // ~ of negative infinity is this, too
+  if (largest >= infinity || negated >= infinity) {  // ~ maps negative infinity to this, too
     atomicExch(step.not_finite, 1);
   } else if (!tensor.sent_whole) {
     step.scales[tensor.first_bucket + bucket] = ScaleOf(~negated, largest, tensor.bits);
@@ -85,7 +85,7 @@ struct InBucket {
   unsigned index;
 };
 
-// Finds the buckets of a slice's elements, with one division of large numbers.
+// Finds the buckets of a slice's elements, with a single division of large numbers.
 class Buckets {
  public:
   __device__ Buckets(const QsgdTensor& tensor, const Slice& slice)
@@ -93,7 +93,7 @@ class Buckets {
         first_(slice.begin / tensor.bucket_size),
         index_(static_cast<unsigned>(slice.begin % tensor.bucket_size)) {}
 
-  // Of an element of the slice.
+  // Finds the bucket of an element of the slice.
   __device__ InBucket Find(unsigned i) const {
     return {first_ + (index_ + i) / size_, (index_ + i) % size_};
   }
@@ -101,14 +101,14 @@ class Buckets {
  private:
   const unsigned size_;
   const long long first_;
-  const unsigned index_;  // of the slice's first element
+  const unsigned index_;  // index of the slice's first element
 };
 
 __device__ inline long long WordsBefore(const QsgdTensor& tensor, long long bucket) {
   return bucket * (kScaleWords + tensor.bucket_size / kGroup * tensor.bits);
 }
 
-// What 16 random bits, or none, add before values are rounded down.
+// Returns the offset, from 16 random bits or fixed, that is added before values are rounded down.
 __device__ inline float OffsetOf(const unsigned long long* random, int i) {
   const unsigned long long word = random[i / kOffsetsPerWord];
   const unsigned bits = word >> i % kOffsetsPerWord * kOffsetBits & ((1u << kOffsetBits) - 1);
@@ -126,8 +126,8 @@ __device__ inline void Draw(const QsgdEncodeStep& step, const Slice& slice,
   }
 }
 
-// Sends a value as the level below it or above it, and keeps the rest. Where the inverse of the unit is
-// infinite, the minimum has no position, which is not above 0 either.
+// Returns the level below or above a value. If the inverse of the unit is infinite, the position of
+// the minimum is NaN, which is not above 0.
 __device__ inline unsigned LevelOf(float value, const QsgdScale& scale, float offset, int bits) {
   const float inverse = __fdiv_rn(1.0f, scale.unit);
   const float position =

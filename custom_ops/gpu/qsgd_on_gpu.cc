@@ -6,7 +6,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kLargestOfWarp = 4096;  // elements of a bucket that a warp measures, and not a block
+constexpr int64_t kLargestOfWarp = 4096;  // the largest bucket that a warp measures; blocks measure larger buckets
 
 static_assert(kBucketStep == 32, "the kernels pack so many levels into whole words");
 
@@ -18,7 +18,7 @@ FixedPlan<gpu::QsgdTensor> QsgdPlan(const Codecs& codecs) {
       });
 }
 
-// What only an encoder needs.
+// The members that only an encoder needs.
 struct Measured {
   int64_t num_buckets = 0;
   int64_t num_pieces = 0;
@@ -38,7 +38,7 @@ Measured PlanMeasuring(std::vector<gpu::QsgdTensor>* tensors) {
   return measured;
 }
 
-// Stochastic rounding and its seed are those of a method, not of a tensor.
+// Rounding and its seed are equal for all tensors of a method.
 void SetRounding(const Codecs& codecs, gpu::QsgdEncodeStep* step) {
   for (const auto& codec : codecs) {
     const auto* qsgd = dynamic_cast<const QsgdCodec*>(codec.get());

@@ -1,4 +1,4 @@
-// Gives QSGD's work to a queue. What the kernels do: qsgd.cu.
+// Submits QSGD's work to a queue. The kernels are in qsgd.cu.
 #pragma once
 
 #include "fixed_on_gpu.h"

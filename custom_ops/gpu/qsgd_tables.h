@@ -1,4 +1,4 @@
-// What the host tells QSGD's kernels, and what they tell each other. NVRTC reads this file, too.
+// The data that the host and QSGD's kernels exchange. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_QSGD_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_QSGD_TABLES_H_
 
@@ -6,26 +6,26 @@
 
 namespace gradcomp::gpu {
 
-constexpr int kScaleWords = 2;  // of a bucket, in front of its levels
+constexpr int kScaleWords = 2;  // of a bucket, before its levels
 
-// A piece is the buckets that a CUDA block measures.
+// A piece has the buckets that a CUDA block measures.
 struct QsgdTensor : FixedTensor {
-  long long bucket_size;  // elements; of a tensor sent whole: those whose finiteness is found out together
-  int width;              // how many threads measure a bucket together: those of a warp or of a block
+  long long bucket_size;  // elements; for a tensor sent whole, the unit of the check for finiteness
+  int width;              // the number of threads that share a bucket: a warp or a block
   int bits;               // of a level
   long long first_bucket;
   long long first_piece;
 };
 
-// What the levels of a bucket stand for: minimum + unit * level.
+// A level of a bucket represents the value minimum + unit * level.
 struct QsgdScale {
   float minimum;
   float unit;
 };
 
-// One launch of each encoding kernel.
+// The arguments of the encoding kernels.
 struct QsgdEncodeStep : FixedEncodeStep<QsgdTensor> {
-  QsgdScale* scales;  // of each bucket
+  QsgdScale* scales;  // for each bucket
   int stochastic;     // otherwise values are rounded to the nearest level
   unsigned long long seed;
   unsigned long long replica;

@@ -1,5 +1,5 @@
-// What the host side of the kernels needs of a GPU: a stream of TensorFlow's, a bare one of the driver,
-// or the emulator of the tests.
+// The interface between the host and a GPU: a stream of TensorFlow, a stream of the bare driver, or
+// the emulator of the tests.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace gradcomp {
 
-// Work on a GPU, done in the order in which it is given. Nothing waits for it. After the first error
-// there are only errors.
+// A queue of work on a GPU, done in the order of submission. No function waits for the work. After
+// the first error, all functions fail.
 class GpuQueue {
  public:
   virtual ~GpuQueue() = default;
 
-  // Memory of the device for the work that follows, aligned for any type; null after an error.
-  // Nothing may be written to it once the queue is gone, but by work that was given before.
+  // Allocates device memory for the work that follows, aligned for any type; null after an error.
+  // After the queue is destroyed, only work submitted before may write to the memory.
   virtual void* Allocate(int64_t bytes) = 0;
 
-  // A copy of what is on the host now.
+  // Copies data from the host now.
   virtual void* Upload(const void* data, int64_t bytes) = 0;
 
   virtual void Zero(void* data, int64_t bytes) = 0;
@@ -37,7 +37,7 @@ class GpuQueue {
                             const void* parameter) = 0;
 };
 
-// A typed Allocate, and Upload.
+// Typed versions of Allocate and Upload.
 template <typename Value>
 Value* NewOnGpu(GpuQueue* queue, int64_t size) {
   return static_cast<Value*>(queue->Allocate(size * int64_t{sizeof(Value)}));

@@ -1,4 +1,4 @@
-// The check of a device's kernels against those of the CPU, before anything depends on them.
+// Checks a device's kernels against the CPU's kernels before their first use.
 #pragma once
 
 #include "../kernels/common.h"
@@ -7,7 +7,7 @@ namespace gradcomp {
 
 class DriverQueue;
 
-// Some thousand elements through each kernel; says where results differ from the CPU's.
+// Runs each kernel on some thousand elements; the status names results that differ from the CPU's.
 Status CheckAgainstCpu(DriverQueue* queue);
 
 }  // namespace gradcomp

@@ -1,18 +1,19 @@
-// SignSGD on a GPU: what kernels/sign_sgd_codec.cc does, to the bit, for it adds up in the same order.
+// SignSGD on a GPU, with the same bits as kernels/sign_sgd_codec.cc, because sums have the same
+// order.
 //
 //   gradcomp_sign_sgd_sum   a block for each block of kSignSgdBlock elements   sums of magnitudes
 //   gradcomp_sign_sgd_mean  a block for each tensor   their mean; is all finite?
 //   gradcomp_sign_sgd_send  a block for each slice    writes signs; updates the residual
 //
-// Decoding is one launch, with a block for each slice, of payloads that were checked.
+// Decoding is one launch, with a block for each slice. The payloads have been checked.
 #include "fixed_device.h"
 #include "sign_sgd_tables.h"
 
 namespace gradcomp::gpu {
 
-constexpr int kTileElements = 4096;  // that a block has loaded together
+constexpr int kTileElements = 4096;  // elements that a block loads together
 
-// A thread adds up each lane, of what all have loaded. While it does, other blocks load.
+// A thread sums each lane of the tile that all threads have loaded, while other blocks load.
 extern "C" __global__ void __launch_bounds__(kThreads)
     gradcomp_sign_sgd_sum(SignSgdEncodeStep step) {
   __shared__ float magnitudes[kTileElements];
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   double lane = 0;
   for (long long first = begin; first < end; first += kTileElements) {
     const int size = static_cast<int>(end - first < kTileElements ? end - first : kTileElements);
-    __syncthreads();  // the tile before has been read
+    __syncthreads();  // all threads have read the tile before
     for (int i = threadIdx.x; i < size; i += kThreads) {
       magnitudes[i] = __uint_as_float(Magnitude(FixedSum(tensor, first + i)));
     }
@@ -49,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (long long first = 0; first < tensor.num_blocks; first += kThreads) {
     const long long rest = tensor.num_blocks - first;
     const int count = static_cast<int>(rest < kThreads ? rest : kThreads);
-    __syncthreads();  // those before have been read
+    __syncthreads();  // all threads have read the sums before
     const int own = threadIdx.x;
     if (own < count) sums[own] = step.block_sums[tensor.first_block + first + own];
     __syncthreads();
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0 || tensor.size == 0) return;
   const float mean = __double2float_rn(__ddiv_rn(sum, static_cast<double>(tensor.size)));
   step.means[blockIdx.x] = mean;
-  if (Magnitude(mean) >= kInfinity) atomicExch(step.not_finite, 1);  // so is a magnitude
+  if (Magnitude(mean) >= kInfinity) atomicExch(step.not_finite, 1);  // a magnitude is not finite
 }
 
 __device__ inline float SignedMean(float mean, bool negative) { return negative ? -mean : mean; }
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   int* words = step.body + tensor.first_word;
   if (slice.begin == 0 && threadIdx.x == 0) words[0] = static_cast<int>(__float_as_uint(mean));
   const int lane = threadIdx.x % kLanes;
-  // A warp has the elements of a word.
+  // A warp handles the elements of a word.
   for (long long begin = slice.begin + threadIdx.x - lane; begin < slice.end; begin += kThreads) {
     const long long i = begin + lane;
     const bool is_one = i < slice.end;

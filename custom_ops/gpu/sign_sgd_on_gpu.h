@@ -1,4 +1,4 @@
-// Gives SignSGD's work to a queue. What the kernels do: sign_sgd.cu.
+// Submits SignSGD's work to a queue. The kernels are in sign_sgd.cu.
 #pragma once
 
 #include "fixed_on_gpu.h"

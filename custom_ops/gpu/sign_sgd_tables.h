@@ -1,4 +1,4 @@
-// What the host tells SignSGD's kernels, and what they tell each other. NVRTC reads this file, too.
+// The data that the host and SignSGD's kernels exchange. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_SIGN_SGD_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_SIGN_SGD_TABLES_H_
 
@@ -6,7 +6,7 @@
 
 namespace gradcomp::gpu {
 
-// Magnitudes are added in the order of kernels/sign_sgd_codec.h: in blocks of these, in lanes.
+// The order of additions is that of kernels/sign_sgd_codec.h: the lanes of blocks of this size.
 constexpr int kSignSgdBlock = 1 << 16;
 constexpr int kSignSgdLanes = 8;
 
@@ -15,10 +15,10 @@ struct SignSgdTensor : FixedTensor {
   long long first_block;
 };
 
-// One launch of each encoding kernel.
+// The arguments of the encoding kernels.
 struct SignSgdEncodeStep : FixedEncodeStep<SignSgdTensor> {
   double* block_sums;  // of magnitudes
-  float* means;        // of each tensor
+  float* means; // for each tensor
 };
 
 using SignSgdDecodeStep = FixedDecodeStep<SignSgdTensor>;

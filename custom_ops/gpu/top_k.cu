@@ -1,14 +1,13 @@
-// Top-k on a GPU: what kernels/top_k_codec.cc and whole_codec.cc do, to the bit.
+// Top-k on a GPU, with the same bits as kernels/top_k_codec.cc and whole_codec.cc.
 //
-// The magnitude of the last entry to be sent is found digit by digit, as on the CPU:
-//   gradcomp_top_k_count   a block for each slice   a histogram of the digit; at first, is all finite?
-//   gradcomp_top_k_pick    a block for each tensor  the digit of the last entry to be sent
-// and then
-//   gradcomp_top_k_tally   a block for each slice   how many are above it, and how many equal it
-//   gradcomp_top_k_places  a block for each tensor  where those of each slice go
-//   gradcomp_top_k_send    a block for each slice   writes them; updates the residual
+// These kernels find the magnitude of the last sent entry digit by digit, as on the CPU:
+// gradcomp_top_k_count a block for each slice a histogram of the digit; at first, is all finite?
+// gradcomp_top_k_pick a block for each tensor the digit of the last sent entry and then
+// gradcomp_top_k_tally a block for each slice the numbers of larger and of equal entries
+// gradcomp_top_k_places a block for each tensor the place of each slice's entries
+// gradcomp_top_k_send a block for each slice writes entries; updates the residual
 //
-// Decoding is one launch, with a block for each slice, of payloads that were checked.
+// Decoding is one launch, with a block for each slice. The payloads have been checked.
 #include "fixed_device.h"
 #include "top_k_tables.h"
 
@@ -25,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_count(TopK
   for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
     const unsigned own = Magnitude(FixedSum(tensor, i));
     finite = finite && own < kInfinity;
-    const unsigned digit = (own - magnitude) >> step.shift;  // of smaller ones, too large
+    const unsigned digit = (own - magnitude) >> step.shift;  // too large for smaller magnitudes
     if (digit < static_cast<unsigned>(step.num_digits)) atomicAdd(&histogram[digit], 1u);
   }
   if (!finite) atomicExch(step.not_finite, 1);
@@ -41,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_count(TopK
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_pick(TopKEncodeStep step) {
   constexpr int kOwn = kTopKDigits / kThreads;
   unsigned long long* histogram = step.histograms + static_cast<long long>(blockIdx.x) * kTopKDigits;
-  // From the largest digit down; those that this one does not have were never counted.
+  // Goes from the largest digit down; digits that this pass lacks have a count of 0.
   const int first = kTopKDigits - 1 - static_cast<int>(threadIdx.x) * kOwn;
   long long counts[kOwn];
   long long sum = 0;
@@ -93,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_places(Top
 
 __device__ inline void SendLargest(const TopKTensor& tensor, const Slice& slice,
                                    const TopKLast& last, TopKCounts before, int* words) {
-  constexpr unsigned kAbove = 1u << 16;  // two counts in one number
+  constexpr unsigned kAbove = 1u << 16;  // packs two counts into one number
   for (long long begin = slice.begin; begin < slice.end; begin += kThreads) {
     const long long i = begin + threadIdx.x;
     const bool is_one = i < slice.end;
@@ -127,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_send(TopKE
   }
 }
 
-// The first of the ascending indices that is at least `index`.
+// Returns the position of the first of the ascending indices that is at least `index`.
 __device__ inline long long FirstFrom(const int* indices, long long count, long long index) {
   long long begin = 0;
   for (long long end = count; begin < end;) {
@@ -146,22 +145,22 @@ __device__ inline const int* WordsOf(const TopKDecodeStep& step, const TopKTenso
   return step.bodies + payload * step.row_words + tensor.first_word;
 }
 
-// Adds what payloads say of a slice to its `sums`.
+// Adds the payloads' entries of a slice to its `sums`.
 __device__ inline void AddEntries(const TopKDecodeStep& step, const TopKTensor& tensor,
                                   const Slice& slice, float* sums) {
-  // Of some payloads at a time, where the entries of the slice begin and end: each search takes a
-  // while, and they don't wait for each other.
-  constexpr int kTogether = kThreads / 2;
-  __shared__ long long bounds[kTogether][2];
-  for (int first = 0; first < step.num_payloads; first += kTogether) {
-    __syncthreads();  // those before have been read
+  // The number of payloads whose entries of the slice are searched in parallel, because each search
+  // takes long.
+  constexpr int kParallelSearches = kThreads / 2;
+  __shared__ long long bounds[kParallelSearches][2];
+  for (int first = 0; first < step.num_payloads; first += kParallelSearches) {
+    __syncthreads();  // all threads have read the bounds before
     const int own = threadIdx.x / 2;
     const int side = threadIdx.x % 2;
     if (first + own < step.num_payloads) {
       bounds[own][side] = FirstFrom(WordsOf(step, tensor, first + own), tensor.entries,
                                     side == 0 ? slice.begin : slice.end);
     }
-    for (int i = 0; i < kTogether && first + i < step.num_payloads; ++i) {
+    for (int i = 0; i < kParallelSearches && first + i < step.num_payloads; ++i) {
       __syncthreads();  // sums are in the order of the payloads
       const int* words = WordsOf(step, tensor, first + i);
       for (long long entry = bounds[i][0] + threadIdx.x; entry < bounds[i][1]; entry += kThreads) {

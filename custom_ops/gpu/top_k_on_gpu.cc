@@ -27,7 +27,8 @@ EncodedFixedOnGpu EncodeTopKOnGpu(const Codecs& codecs, const std::vector<Source
   step.histograms = NewZeros<unsigned long long>(queue, num_tensors * gpu::kTopKDigits);
   step.last = CopyToGpu(queue, last);
   step.counts = NewOnGpu<gpu::TopKCounts>(queue, plan.num_slices);
-  // Magnitudes are 31 bits: a first digit of 11, exponent and 3 bits of the mantissa, then two of 10.
+  // Magnitudes have 31 bits: a first digit of 11 bits, the exponent and 3 bits of the mantissa, and
+  // two digits of 10 bits.
   for (const auto& [shift, num_digits] : {std::pair{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}}) {
     step.shift = shift;
     step.num_digits = num_digits;

@@ -1,4 +1,4 @@
-// Gives top-k's work to a queue. What the kernels do: top_k.cu.
+// Submits top-k's work to a queue. The kernels are in top_k.cu.
 #pragma once
 
 #include "fixed_on_gpu.h"

@@ -1,4 +1,4 @@
-// What the host tells top-k's kernels, and what they tell each other. NVRTC reads this file, too.
+// The data that the host and top-k's kernels exchange. NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_TABLES_H_
 
@@ -6,32 +6,32 @@
 
 namespace gradcomp::gpu {
 
-constexpr int kTopKDigits = 1 << 11;  // of the first digit; the others have fewer
+constexpr int kTopKDigits = 1 << 11;  // values of the first digit; the other digits have fewer
 
 struct TopKTensor : FixedTensor {
-  long long entries;  // that are sent
+  long long entries;  // to be sent
 };
 
-// What is known of the last entry to be sent, of a tensor.
+// The known digits of a tensor's last sent entry.
 struct TopKLast {
-  unsigned magnitude;  // its digits so far
-  long long rank;      // from the top, among those with these digits
+  unsigned magnitude;  // the known digits
+  long long rank;      // its rank among the entries with these digits, from the top
 };
 
-// Of a slice: how many entries are above the last one to be sent, and how many equal it; then, how many
-// of the tensor there are in front.
+// The numbers of a slice's entries that are larger than, and equal to, the last sent entry; later,
+// these numbers for all slices of the tensor before it.
 struct TopKCounts {
   long long above;
   long long equal;
 };
 
-// One launch of each encoding kernel; of count and pick one for each digit.
+// The arguments of the encoding kernels; count and pick are launched for each digit.
 struct TopKEncodeStep : FixedEncodeStep<TopKTensor> {
-  unsigned long long* histograms;  // kTopKDigits of each tensor; 0 before each digit is counted
-  TopKLast* last;                  // of each tensor; 0 and the number of entries at first
-  TopKCounts* counts;              // of each slice
+  unsigned long long* histograms;  // kTopKDigits for each tensor; 0 before each digit is counted
+  TopKLast* last;                  // for each tensor; at first 0 and the number of entries
+  TopKCounts* counts;              // for each slice
   int shift;                       // of the digit
-  int num_digits;                  // how many values it has
+  int num_digits;                  // the number of values of the digit
 };
 
 using TopKDecodeStep = FixedDecodeStep<TopKTensor>;

@@ -30,19 +30,20 @@ class AdaCompDecoder {
 
   const std::vector<PayloadView>& payloads() const { return payloads_; }
 
-  // Whether all replicas were finite, and the sum of what they sent in a place is, too.
+  // Returns whether the values of all replicas, and their sums so far, are finite.
   bool finite() const { return finite_; }
 
-  // outputs[i] = sum over the payloads of what they say of tensor i, in the order of the payloads;
+  // Writes to outputs[i] the sum of the payloads' values of tensor i, in the order of the payloads;
   // zeros if not finite. Returns finite(), which sums of tensors sent whole may still change.
   bool Reduce(const std::vector<float*>& outputs);
 
-  // values[i] += what the payloads say of tensor i; nothing for a payload with the non-finite flag.
+  // Adds the payloads' values of tensor i to values[i]. A payload with the non-finite flag adds
+  // nothing.
   void AddTo(const std::vector<float*>& values);
 
-  // What a payload says of a block of a tensor.
+  // A payload's codes of a block of a tensor.
   struct Span {
-    const uint8_t* codes = nullptr;  // of a tensor sent whole: its values; null: nothing was sent
+    const uint8_t* codes = nullptr;  // values for a tensor sent whole; null: nothing was sent
     int64_t num_codes = 0;
     float scale = 0;
   };
@@ -50,11 +51,11 @@ class AdaCompDecoder {
 
   const std::vector<Binning>& tensors() const { return tensors_; }
 
-  // What Reduce would return; for those that reduce elsewhere.
+  // Returns what Reduce would return, for callers that reduce on a GPU.
   bool ReducesToFinite() const;
 
-  // The part of Reduce for one block of one tensor, to where the block begins. Returns whether the
-  // sums are finite.
+  // Does the work of Reduce for a block of a tensor; `sums` is the beginning of the block. Returns
+  // whether the sums are finite.
   bool ReduceBlock(int64_t tensor, int64_t block, float* sums) const;
 
  private:
@@ -66,7 +67,7 @@ class AdaCompDecoder {
   static Status ReadBlockLengths(const Binning& bins, Codes* codes);
   template <typename Code>
   static Status CheckBlock(const Binning& bins, int64_t block, const Codes& codes);
-  // To `values`, where the block begins.
+  // Adds a block's codes to `values`, the beginning of the block.
   void AddBlock(const Codes& codes, const Binning& bins, int64_t block, float* values) const;
   bool ScalesAreFinite() const;
 

@@ -13,17 +13,16 @@
 
 namespace gradcomp {
 
-// Bins are worked on a strip at a time. A strip's divided gradients stay in the first-level cache, and
-// room for codes is made for the strip, not for the block, whose worst case is far above what is
-// usual.
+// Bins are processed in strips. A strip's divided gradients stay in the first-level cache. Room for
+// codes is reserved for a strip, because a block's worst case is far above its usual size.
 constexpr int64_t kStripSize = 1 << 10;  // elements, at least a bin
 
-// No float32 is so large that adding less than this makes it infinite.
+// Adding less than this number to a finite float32 never gives infinity.
 constexpr float kNeverOverflows = 0x1p102f;
 
 class CodeBuffer {
  public:
-  // Returns the end of the codes, with room for `bytes` more.
+  // Reserves room for more bytes, and returns the end of the codes.
   uint8_t* Reserve(int64_t bytes) {
     if (size_ + bytes > capacity_) Grow(std::max(2 * capacity_, size_ + bytes));
     return data_.get() + size_;
@@ -60,7 +59,7 @@ struct AdaCompEncoder::Tensor {
   int64_t first_bin;  // in bin_max_
   float scale = 0;
   int64_t code_words = 0;
-  int64_t first_word = 0;  // of its codes, in the body
+  int64_t first_word = 0;  // of the tensor's codes in the body
 
   int64_t StripBins() const { return std::max<int64_t>(1, kStripSize / bins.bin_size); }
 
@@ -82,20 +81,20 @@ struct AdaCompEncoder::Tensor {
 
 struct AdaCompEncoder::Block {
   int64_t tensor;
-  int64_t index;  // in its tensor
+  int64_t index;  // index in the tensor
   CodeBuffer codes;
-  int64_t first_byte = 0;  // of its codes, in those of the tensor
+  int64_t first_byte = 0;  // offset of the block's codes in the tensor's codes
 };
 
 namespace {
 
-// What is added into the residuals of a strip.
+// The values that are added to the residuals of a strip.
 struct Addend {
   GradientType type;
   const void* values;
 };
 
-// The gradient, or what `divide` makes of it where there is a second moment.
+// Sets the gradient, which `divide` divides if there is a second moment.
 template <typename Divide>
 Addend ToAdd(const PreconditionTensor& tensor, const Divide& divide) {
   if (!tensor.second_moment) return {tensor.type, tensor.gradient};
@@ -145,16 +144,16 @@ void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
   });
 }
 
-// The first pass only reads, because no sum can be taken back to the bit. It finds the maxima of
-// gradients that are not divided, so the second pass can subtract what it sends. Gradients that are
-// divided have a third pass over what is sent: it is shorter than dividing twice.
+// The first pass only reads, because rounding makes additions irreversible. The first pass finds
+// the maxima of undivided gradients, so that the second pass can subtract the sent values. Divided
+// gradients have a third pass over the sent elements, which is shorter than dividing twice.
 bool AdaCompEncoder::Run() {
   std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, float* divided) {
     if (!Check(blocks_[i], divided)) finite = false;
   });
   if (!SetScales(false) || !finite) return false;  // from here on, all sums are finite
-  // Backwards, because what the first pass has read last may still be in the cache.
+  // Goes backwards, because the blocks that the first pass has read last may still be in the cache.
   ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
   SetScales(true);
   ForEachBlock([&](int64_t i, float*) {
@@ -166,7 +165,7 @@ bool AdaCompEncoder::Run() {
   return true;
 }
 
-// Sets those of the tensors that are divided, or of the others. Returns whether all are finite.
+// Sets the scales of the divided tensors, or of the other tensors. Returns whether all are finite.
 bool AdaCompEncoder::SetScales(bool of_divided) {
   bool finite = true;
   for (Tensor& tensor : tensors_) {
@@ -189,11 +188,11 @@ BinKernels AdaCompEncoder::Kernels(const Tensor& tensor) const {
                         tensor.bins.bin_size);
 }
 
-// Returns whether the sums that Send computes are finite, and finds the maxima of what is not divided.
+// Returns whether the sums that Send computes are finite; finds the maxima of undivided gradients.
 bool AdaCompEncoder::Check(const Block& block, float* divided) const {
   const Tensor& tensor = tensors_[block.tensor];
   std::vector<float> moments;
-  const auto divide = [&](PreconditionTensor strip) {  // the second moments stay as they are
+  const auto divide = [&](PreconditionTensor strip) {  // second moments do not change
     moments.assign(strip.second_moment, strip.second_moment + strip.size);
     strip.second_moment = moments.data();
     PreconditionFinite(strip);
@@ -209,7 +208,7 @@ bool AdaCompEncoder::Check(const Block& block, float* divided) const {
     }
     const BinRun run = RunOf(tensor, strip, ToAdd(gradient, divide).values);
     Kernels(tensor).find_maxima(run);
-    if (!gradient.second_moment) return;  // SetScales looks
+    if (!gradient.second_moment) return;  // SetScales checks the sums
     if (!std::isfinite(ScaleOf(run.bin_max, CeilDiv(run.size, run.bin_size)))) finite = false;
   });
   return finite;
@@ -232,7 +231,7 @@ void AdaCompEncoder::Send(Block* block, float* divided) const {
   });
 }
 
-// Adds `scale`, with the signs that are sent, to what is sent of a block.
+// Adds `scale` with the sent signs to the sent elements of a block.
 void AdaCompEncoder::AddSent(const Block& block, float scale) const {
   const Tensor& tensor = tensors_[block.tensor];
   const Binning& bins = tensor.bins;

@@ -1,4 +1,4 @@
-// AdaComp's encoder: residuals and gradients of one step in, one payload out.
+// AdaComp's encoder, which turns the residuals and gradients of a step into a payload.
 #pragma once
 
 #include <cstdint>
@@ -19,28 +19,27 @@ struct EncoderTensor {
   int64_t size;      // elements
   int64_t bin_size;  // 0: sent whole
   float* second_moment = nullptr;  // updated in place; if given, the gradient is divided by its root
-  const float* squares = nullptr;  // as of PreconditionTensor
+  const float* squares = nullptr;  // see PreconditionTensor
   AdamSettings adam = {};
 };
 
-// Where tensors have second moments, what it encodes is, to the bit, what Precondition makes of
-// their gradients.
+// If tensors have second moments, the encoder encodes the same bits as after Precondition.
 class AdaCompEncoder {
  public:
   AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
                  ParallelFor parallel_for, Simd simd = BestSimd());
   ~AdaCompEncoder();
 
-  // Accumulates, selects and quantizes. Returns whether all sums were finite. If so, the residuals
-  // are what stays when the payload is sent, except that WriteBody clears those of tensors sent
-  // whole. If not, nothing has changed.
+  // Accumulates, selects and quantizes. Returns whether all sums were finite. If so, the sent
+  // values are subtracted from the residuals, except that WriteBody clears the residuals of tensors
+  // sent whole. If not, nothing has changed.
   bool Run();
 
-  // Takes back what Run did, for a caller that can't write the payload: residuals to the rounding of
-  // float32, second moments as TakeBack says.
+  // Reverts Run, for a caller that can't write the payload: residuals up to the rounding of
+  // float32, second moments as in TakeBack.
   void Rollback();
 
-  int64_t body_words() const { return body_words_; }  // of the payload, without the fixed header
+  int64_t body_words() const { return body_words_; }  // words of the payload without the fixed header
 
   // Writes table and codes, and clears the residuals of tensors sent whole.
   void WriteBody(int32_t* body);
@@ -69,7 +68,7 @@ class AdaCompEncoder {
   std::vector<Block> blocks_;
   std::unique_ptr<float[]> bin_max_;
   int64_t num_bins_ = 0;
-  int64_t strip_size_ = 0;  // elements, the largest of a tensor with a second moment
+  int64_t strip_size_ = 0;  // the largest strip of a tensor with a second moment, in elements
   int64_t body_words_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// How AdaComp cuts tensors into bins and blocks, and its table in the payload.
+// AdaComp's bins and blocks of tensors, and the table in its payload.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace gradcomp {
 
-// What the table in front of the codes says of a tensor.
+// A tensor's entry in the table before the codes.
 struct TableEntry {
   float scale;
   uint32_t code_words;
@@ -20,15 +20,15 @@ static_assert(sizeof(TableEntry) == 8, "the table is copied to the wire as it li
 
 inline constexpr int64_t kTableEntryWords = sizeof(TableEntry) / sizeof(int32_t);
 
-// Of a tensor, in the table at the beginning of a body.
+// Returns a tensor's entry in the table at the beginning of a body.
 inline TableEntry EntryOf(const int32_t* body, int64_t tensor) {
   TableEntry entry;
   std::memcpy(&entry, body + tensor * kTableEntryWords, sizeof entry);
   return entry;
 }
 
-// A tensor cut into bins, and the bins into blocks that are worked on in parallel. Blocks don't
-// depend on the number of threads, so neither do results.
+// A tensor is cut into bins, and consecutive bins into blocks that are processed in parallel.
+// Neither blocks nor results depend on the number of threads.
 struct Binning {
   Binning(int64_t size, int64_t bin_size)
       : size(size),
@@ -46,10 +46,11 @@ struct Binning {
     return std::min(bins_per_block, num_bins - block * bins_per_block);
   }
 
-  // In front of the codes: the bytes of each block's codes, but for the last.
+  // Returns the number of words before the codes: the bytes of each block's codes, without the last
+  // block.
   int64_t LengthWords() const { return sent_whole || num_blocks == 0 ? 0 : num_blocks - 1; }
 
-  static constexpr int64_t kWholeBinSize = 1024;  // tensors sent whole have bins, but no codes
+  static constexpr int64_t kWholeBinSize = 1024;  // the bins of tensors sent whole, which have no codes
 
   int64_t size;  // elements
   bool sent_whole;
@@ -59,7 +60,7 @@ struct Binning {
   int64_t num_blocks;
 };
 
-// The table holds words of codes in 32 bits, and no element takes more than a word.
+// The table has the number of code words in 32 bits, and no element takes more than a word.
 inline Status CheckTensorSize(int64_t tensor, int64_t size) {
   constexpr int64_t kMaxSize = 0xffffffff;
   if (size <= kMaxSize) return {};
@@ -67,7 +68,7 @@ inline Status CheckTensorSize(int64_t tensor, int64_t size) {
                  ": split the variable")};
 }
 
-// One sentence on the first bin size that can't be encoded.
+// Describes in one sentence the first bin size that can't be encoded.
 inline Status CheckBinSizes(const std::vector<int64_t>& bin_sizes, int64_t num_tensors) {
   if (static_cast<int64_t>(bin_sizes.size()) != num_tensors) {
     return {Concat("bin_sizes has ", bin_sizes.size(), " entries; expected ", num_tensors,

@@ -8,8 +8,8 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kStripElements = 1 << 12;  // that are worked on at once, in the first cache
-constexpr int64_t kChunksPerWords = 32;      // so many offsets fill whole words, of any bits
+constexpr int64_t kStripElements = 1 << 12;  // processed at once, in the first-level cache
+constexpr int64_t kChunksPerWords = 32;      // offsets that fill whole words, for any number of bits
 
 int64_t OffsetBits(int64_t chunk_size) {
   int64_t bits = 0;
@@ -75,8 +75,8 @@ GRADCOMP_PART int32_t LargestOf(const float* sums, int64_t size) {
   return largest;
 }
 
-// Where the magnitude is first. Without branches, which would be guessed wrong in every chunk, and
-// as a maximum, which compilers know to do with vectors.
+// Returns the first place of the magnitude. The loop has no branches, which would be mispredicted
+// in every chunk, and computes a maximum, which compilers vectorize.
 GRADCOMP_PART int32_t PlaceOf(uint32_t magnitude, const float* sums, int32_t size) {
   int32_t from_end = 0;
   for (int32_t i = 0; i < size; ++i) {
@@ -87,7 +87,8 @@ GRADCOMP_PART int32_t PlaceOf(uint32_t magnitude, const float* sums, int32_t siz
 
 GRADCOMP_VARIANTS int32_t Largest(const float* sums, int64_t size) { return LargestOf(sums, size); }
 
-// Writes the place of the largest magnitude of each chunk, and returns the largest of all.
+// Writes the place of the largest magnitude of each chunk, and returns the largest magnitude of all
+// chunks.
 GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_size,
                                  uint32_t* chosen) {
   int32_t largest = 0;
@@ -100,7 +101,7 @@ GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_
   return largest;
 }
 
-// Returns the largest magnitude of the block, and chooses if `chosen` is given.
+// Returns the largest magnitude of the block; also chooses entries if `chosen` is given.
 int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uint32_t* chosen) {
   const int64_t strip = StripChunks(block) * block.chunk_size;
   thread_local std::vector<float> sums;

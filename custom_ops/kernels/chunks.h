@@ -1,6 +1,6 @@
-// Sums of one entry per chunk, at places that all replicas agree on: ScaleCom and RandomK.
+// Sums of one entry per chunk, at places that are equal on all replicas: ScaleCom and RandomK.
 //
-// Each tensor is cut into chunks. The places travel as offsets within the chunks, packed:
+// Each tensor is cut into chunks. The places are sent as packed offsets within the chunks: see
 // docs/payload_format.md.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace gradcomp {
 
 inline constexpr int64_t kMaxChunkSize = 65536;
 
-// How tensors are cut into chunks, by their sizes alone.
+// The chunks of tensors, which depend only on the sizes of tensors and chunks.
 class ChunkLayout {
  public:
   struct Chunked {
@@ -26,7 +26,7 @@ class ChunkLayout {
     int64_t first_word;   // counted over all tensors
   };
 
-  // Chunks that one thread works on. Their offsets begin and end with a word.
+  // Chunks that a thread processes. The offsets of a block begin and end at word boundaries.
   struct Block {
     int64_t tensor;
     int64_t begin;  // the elements [begin, end) of the tensor
@@ -55,30 +55,30 @@ class ChunkLayout {
 // Describes the first setting that is out of range.
 Status CheckChunks(const std::vector<int64_t>& chunk_sizes, int64_t num_tensors);
 
-// Chooses the entry of largest magnitude of residual + gradient in each chunk, the first of equals,
-// if `offsets` is given. Returns whether all sums are finite.
+// Chooses the first entry with the largest magnitude of residual + gradient in each chunk, if
+// `offsets` is given. Returns whether all sums are finite.
 bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for, int32_t* offsets);
 
-// Chooses an entry of each chunk at random, by `seed` and `step` alone.
+// Chooses a pseudo-random entry of each chunk, which depends only on `seed` and `step`.
 void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_t* offsets);
 
-// Offsets come from another replica: checks that each lies in its chunk.
+// Checks that each offset lies in its chunk, because offsets come from another replica.
 Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets);
 
 // values[i] = residual + gradient at the place chosen in chunk i.
 void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
                 const int32_t* offsets, const ParallelFor& parallel_for, float* values);
 
-// What all replicas gave is summed: outputs are the totals at the chosen places, else zeros; a
-// residual keeps (1 - filter) of itself where its sum with the gradient was sent, and elsewhere
-// takes filter times the gradient (ScaleCom, section 3). If `rests` is given, only the sum less
-// rests[i] was sent for chunk i, and the residual takes filter times it, too.
+// Applies the sums over all replicas. Outputs are the totals at the chosen places, and zeros
+// elsewhere. A residual is multiplied by (1 - filter) at chosen places, and elsewhere adds filter
+// times the gradient (ScaleCom, section 3). If `rests` is given, chunk i has sent its sum without
+// rests[i], and its residual adds filter times rests[i], too.
 void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
                  const int32_t* offsets, const float* totals, const float* rests, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs);
 
-// Nothing was sent: residuals take filter times the gradient everywhere.
+// Adds filter times the gradient to all residuals, after a step in which nothing was sent.
 void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    float filter, const ParallelFor& parallel_for);
 

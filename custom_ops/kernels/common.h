@@ -1,4 +1,4 @@
-// What all kernels share. Nothing in this folder includes a TensorFlow header.
+// Helpers of all kernels. No file in this folder includes a TensorFlow header.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@
 namespace gradcomp {
 
 // Calls work(begin, end) on disjoint ranges that cover [0, count), possibly on several threads, and
-// returns when all are done. `cost` is the work of one unit in processor cycles, roughly.
+// returns when all calls have ended. `cost` is the approximate work of one unit in processor
+// cycles.
 using Work = std::function<void(int64_t begin, int64_t end)>;
 using ParallelFor = std::function<void(int64_t count, int64_t cost, const Work& work)>;
 
-// Elements that a block of such work should have, about. Their cost is a cycle each.
+// The approximate number of elements per block, for work that costs about a cycle per element.
 inline constexpr int64_t kBlockSize = 1 << 16;
 
 struct Status {
@@ -29,7 +30,7 @@ std::string Concat(const Parts&... parts) {
   return stream.str();
 }
 
-// Runs all checks, in parallel, and returns the first error in their order.
+// Runs all checks in parallel, and returns the error with the lowest index.
 template <typename Check>
 Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, const Check& check) {
   std::vector<Status> statuses(count);
@@ -42,15 +43,15 @@ Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, co
   return {};
 }
 
-// Compiles a function for processors with wider vectors, too, of which the loader picks one. The
-// results are the same: nothing is contracted or reordered.
+// Compiles a function also for processors with wider vectors; the loader picks a variant. All
+// variants give the same results, because no operation is contracted or reordered.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define GRADCOMP_VARIANTS __attribute__((target_clones("avx2", "default")))
 #else
 #define GRADCOMP_VARIANTS
 #endif
 
-// What the variants of a function call must become a part of them.
+// Functions that such variants call must be inlined into the variants.
 #define GRADCOMP_PART inline __attribute__((always_inline))
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }

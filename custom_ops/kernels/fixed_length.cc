@@ -132,7 +132,7 @@ bool FixedLengthDecoder::ReducesToFinite() const {
       for (size_t payload = 0; payload < payloads_.size(); ++payload) {
         sum += codecs_[tensor]->LargestMagnitude(WordsOf(payload, tensor));
       }
-      // Rounding adds less than the half by which this is below the largest float.
+      // Half of the largest float leaves enough room for rounding errors.
       if (!(sum < std::numeric_limits<float>::max() / 2)) finite = false;
     }
   });

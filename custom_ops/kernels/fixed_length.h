@@ -1,5 +1,5 @@
-// Payloads whose length follows from shapes and settings: the header, then the words of each
-// tensor, all of them 0 with the non-finite flag. A method gives a codec for each tensor.
+// Payloads whose length follows from shapes and settings. After the header come the words of each
+// tensor, which are all 0 with the non-finite flag. A method provides a codec for each tensor.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using Codecs = std::vector<std::unique_ptr<const Codec>>;
 
 int64_t PayloadWords(const Codecs& codecs);
 
-// What the header says beside the length and the flags.
+// The members of the header, except the length and the flags.
 struct Sender {
   Method method;
   int64_t fingerprint;
@@ -27,17 +27,17 @@ struct Sender {
   int64_t replica;
 };
 
-// Writes a whole payload of PayloadWords and updates the residuals. If residual plus gradient is
-// not finite anywhere, the residuals are untouched.
+// Writes a whole payload of PayloadWords and updates the residuals. If any residual plus gradient
+// is not finite, the residuals do not change.
 void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
                        const Sender& sender, const ParallelFor& parallel_for, int32_t* payload);
 
-// Writes the header in front of a body that is there, zeros if not all is finite.
+// Writes the header before an existing body, which must be zeros if not `finite`.
 void WriteFixedHeader(const Codecs& codecs, const Sender& sender, bool finite, int32_t* payload);
 
 class FixedLengthDecoder {
  public:
-  // The codecs must outlive the decoder.
+  // The decoder keeps a reference to the codecs.
   FixedLengthDecoder(const Codecs& codecs, Method method, int64_t fingerprint, int64_t plan,
                      ParallelFor parallel_for);
 
@@ -46,25 +46,25 @@ class FixedLengthDecoder {
   Status Read(const int32_t* words, int64_t num_payloads, int64_t row_words,
               std::optional<int64_t> step);
 
-  // Whether all replicas were finite.
+  // Returns whether the values of all replicas were finite.
   bool finite() const;
 
-  // Whether all of that holds which Reduce returns, as far as can be told without adding anything up:
-  // false says nothing.
+  // Returns whether Reduce certainly returns true, without computing the sums. False means unknown.
   bool ReducesToFinite() const;
 
   const std::vector<PayloadView>& payloads() const { return payloads_; }
 
-  // What a payload says of a tensor.
+  // Returns a payload's words of a tensor.
   const int32_t* WordsOf(int64_t payload, int64_t tensor) const {
     return payloads_[payload].body() + first_word_[tensor];
   }
 
-  // outputs[i] = sum over the payloads of what they say of tensor i, in the order of the payloads.
-  // Returns whether all replicas and all sums were finite; if not, outputs are zeros.
+  // Writes to outputs[i] the sum of the payloads' values of tensor i, in the order of the payloads.
+  // Returns whether all values and sums were finite; if not, outputs are zeros.
   bool Reduce(const std::vector<float*>& outputs) const;
 
-  // values[i] += what the payloads say of tensor i; nothing for a payload with the non-finite flag.
+  // Adds the payloads' values of tensor i to values[i]. A payload with the non-finite flag adds
+  // nothing.
   void AddTo(const std::vector<float*>& values) const;
 
  private:
@@ -78,7 +78,7 @@ class FixedLengthDecoder {
   const int64_t plan_;
   const ParallelFor parallel_for_;
   Blocks blocks_;
-  std::vector<int64_t> first_word_;  // of each tensor, behind the header
+  std::vector<int64_t> first_word_;  // of each tensor, after the header
   std::vector<PayloadView> payloads_;
 };
 

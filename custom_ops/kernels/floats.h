@@ -1,4 +1,4 @@
-// Gradient element types, and the float32 arithmetic that every variant of the kernels agrees on.
+// The types of gradients, and the float32 arithmetic of all variants of the kernels.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct BFloat16 {
 };
 enum class GradientType { kFloat, kHalf, kBFloat16 };
 
-// Calls work(gradient), a pointer of the type that it has.
+// Calls work(gradient) with a pointer of the gradient's type.
 template <typename Work>
 void WithGradient(GradientType type, const void* gradient, const Work& work) {
   switch (type) {
@@ -31,7 +31,7 @@ void WithGradient(GradientType type, const void* gradient, const Work& work) {
   }
 }
 
-// The element at an index.
+// Returns a pointer to the element at an index.
 inline const void* GradientAt(GradientType type, const void* gradient, int64_t index) {
   const int64_t bytes = type == GradientType::kFloat ? 4 : 2;
   return static_cast<const char*>(gradient) + index * bytes;
@@ -52,12 +52,12 @@ inline float FromBits(uint32_t bits) {
   return value;
 }
 
-// Magnitudes are compared as bits: the order is that of the floats, infinity and NaN come out as
-// the largest, and so one integer maximum both finds a bin's maximum and tells whether it is finite.
+// Returns a magnitude as bits, which have the same order as the floats; infinity and NaN are the
+// largest. An integer maximum therefore both finds a bin's maximum and shows whether it is finite.
 inline uint32_t MagnitudeBits(float value) { return ToBits(value) & ~kSignBit; }
 inline bool IsFiniteMagnitude(uint32_t bits) { return bits < kInfinityBits; }
 
-// Of float32 values.
+// Returns the largest magnitude of float32 values.
 float LargestMagnitude(const void* values, int64_t size);
 bool AllFinite(const void* values, int64_t size);
 
@@ -70,8 +70,8 @@ inline float ToFloat(Half value) {  // without branches, for vector instructions
   return FromBits(uint32_t{value.bits & 0x8000u} << 16 | exact | not_finite);
 }
 
-// TensorFlow flushes denormals to zero on some of its threads and not on others. Results must not
-// depend on the thread, so kernels compute as IEEE 754 says while one of these is alive.
+// Makes this thread follow IEEE 754 during the lifetime of this object. TensorFlow flushes
+// denormals to zero on some of its threads only, and results must not depend on the thread.
 class IeeeArithmetic {
  public:
 #if defined(__x86_64__)

@@ -11,16 +11,18 @@ namespace gradcomp {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-9;  // of a step: a whole number of steps is not rounded up
-constexpr int64_t kTile = 1024;     // sizes that are computed together: they stay in the cache
+constexpr double kRounding = 1e-9;  // the share of a step by which a whole number of steps may be exceeded
+constexpr int64_t kTile = 1024;     // sizes that are computed together, in the cache
 
-// Steps of the budget that a choice uses; -1 for one that uses more than all, or no number.
+// Returns the steps of the budget that a choice uses; -1 if it uses more than the budget, or its
+// error is NaN.
 int64_t StepsOf(double error, double step, int64_t steps) {
   const double needed = std::ceil(error / step - kRounding);
   return needed >= 0 && needed <= steps ? static_cast<int64_t>(needed) : -1;
 }
 
-// Takes a choice wherever it is smaller. Choices are doubles, for then all lanes have one width.
+// Takes a choice wherever it makes the plan smaller. Choices are doubles, so that all lanes have
+// one width.
 GRADCOMP_VARIANTS void TakeWhereSmaller(const double* before, double size, double choice,
                                         int64_t count, double* smallest, double* chosen) {
   for (int64_t i = 0; i < count; ++i) {
@@ -31,7 +33,7 @@ GRADCOMP_VARIANTS void TakeWhereSmaller(const double* before, double size, doubl
   }
 }
 
-// Adds a layer: from the smallest sizes of those before it, by the steps used, to those with it.
+// Extends the smallest sizes, by used steps, from the layers before to this layer.
 void AddLayer(const KnapsackLayer& layer, const std::vector<int64_t>& needed,
               const std::vector<double>& before, std::vector<double>* smallest, int32_t* chosen) {
   const int64_t count = before.size();
@@ -79,7 +81,7 @@ void Knapsack(const std::vector<KnapsackLayer>& layers, int64_t steps, double bu
   }
 
   const auto found = std::min_element(smallest.begin(), smallest.end());
-  const double limit = budget >= 1 ? uniform_size : kInfinity;  // uniform ones are within it
+  const double limit = budget >= 1 ? uniform_size : kInfinity;  // the uniform choices are within this budget
   if (!(*found < limit)) return;
   int64_t used = found - smallest.begin();
   for (int64_t i = static_cast<int64_t>(layers.size()) - 1; i >= 0; --i) {

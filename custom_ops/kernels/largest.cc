@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kFirstDigits = 1 << 11;
 constexpr int kDigitBits = 10;
 
-// The digit of the entry that is `*rank`-th from the top; `*rank` becomes its rank among those with
-// this digit.
+// Returns the digit of the entry with rank `*rank` from the top; `*rank` becomes its rank among the
+// entries with this digit.
 template <typename Histogram>
 uint32_t DigitOfRank(const Histogram& histogram, int64_t* rank) {
   uint32_t digit = std::size(histogram) - 1;
@@ -25,7 +25,8 @@ uint32_t DigitOfRank(const Histogram& histogram, int64_t* rank) {
 
 bool LargestEntries::Count(int64_t block) {
   const auto first_digit = [](float value) { return MagnitudeBits(value) >> kFirstShift; };
-  // Neighbours often have the same digit: in two histograms, their counts don't wait for each other.
+  // Neighbours often have the same digit. With two histograms, their increments don't depend on
+  // each other.
   std::vector<uint32_t> even(kFirstDigits);
   uint32_t odd[kFirstDigits] = {};
   ForEachStrip(block, [&](int64_t, int64_t size, const float* sums) {

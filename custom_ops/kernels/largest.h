@@ -1,4 +1,5 @@
-// The entries of residual + gradient with the largest magnitudes; of equal ones, the first.
+// The entries of residual + gradient with the largest magnitudes; among equal magnitudes, the
+// first.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,10 @@
 
 namespace gradcomp {
 
-// Finds the magnitude of the last entry, digit by digit: the first digit by a pass over all blocks of
-// a tensor, the others among the few that reach it, which a second pass collects. The blocks of a
-// pass may run in parallel; they don't change what is found.
+// Finds the magnitude of the last entry digit by digit. The first pass over all blocks of a tensor
+// finds the first digit. The second pass collects the few entries that reach this digit, and the
+// other digits are found among them. The blocks of a pass may run in parallel without an effect on
+// the result.
 class LargestEntries {
  public:
   struct Entry {
@@ -20,7 +22,7 @@ class LargestEntries {
     float value;
   };
 
-  // Large, for there is a histogram of each.
+  // Large, because each block has a histogram.
   static constexpr int64_t kBlockSize = 1 << 17;
 
   // `count` is at most `size`, and `size` at most 2^32.
@@ -29,29 +31,31 @@ class LargestEntries {
 
   int64_t num_blocks() const { return blocks_.size(); }
 
-  // The first pass. Returns whether all of the block is finite; if not, no other pass may follow.
+  // Runs the first pass. Returns whether the whole block is finite; if not, no other pass may
+  // follow.
   bool Count(int64_t block);
 
-  // When all blocks are counted.
+  // Must be called when all blocks are counted.
   void EndCount();
 
-  // The second pass. Calls work(begin, size, sums) for strips of a block, in their order.
+  // Runs the second pass. Calls work(begin, size, sums) for the strips of a block in order.
   template <typename DoStrip>
   void Collect(int64_t block, const DoStrip& work);
 
-  // When all blocks are collected: calls work(entry) for each entry, by ascending index.
+  // Calls work(entry) for each entry, by ascending index, when all blocks are collected.
   template <typename DoEntry>
   void Finish(const DoEntry& work);
 
  private:
-  // Magnitudes are 31 bits: a first digit of 11, exponent and 3 bits of the mantissa, then two of 10.
+  // Magnitudes have 31 bits: a first digit of 11 bits, the exponent and 3 bits of the mantissa, and
+  // two digits of 10 bits.
   static constexpr int kFirstShift = 20;
 
   static constexpr int64_t kStrip = 1 << 10;  // elements whose sums stay in the cache
 
   struct Block {
-    std::vector<uint32_t> histogram;  // of first digits
-    std::vector<Entry> candidates;    // all that reach the first digit
+    std::vector<uint32_t> histogram;  // for the first digit
+    std::vector<Entry> candidates;    // entries that reach the first digit
   };
 
   template <typename DoStrip>
@@ -65,23 +69,23 @@ class LargestEntries {
     }
   }
 
-  // The smallest magnitude of an entry that is one of them. `rank_` becomes how many of that
-  // magnitude are.
+  // Returns the smallest magnitude among the largest entries. `rank_` becomes the number of largest
+  // entries with this magnitude.
   uint32_t SmallestMagnitude();
 
-  // Makes room for the candidates of a block, and one more.
+  // Returns room for the candidates of a block, and for one more.
   std::vector<Entry> RoomFor(int64_t block);
 
   const Source source_;
   const int64_t size_;
-  int64_t rank_;  // of the last entry, among those that begin with the digits that are known
+  int64_t rank_;  // of the last entry, among the entries with the known digits
   std::vector<Block> blocks_;
   uint32_t first_digit_ = 0;  // of the last entry
 };
 
 template <typename DoStrip>
 void LargestEntries::Collect(int64_t block, const DoStrip& work) {
-  // One more, for each element is written down before it is known whether it counts.
+  // One more, because each element is written before the check whether it is a candidate.
   std::vector<Entry> candidates = RoomFor(block);
   Entry* next = candidates.data();
   const uint32_t smallest = first_digit_ << kFirstShift;

@@ -51,7 +51,7 @@ bool BlockIsFinite(const Source& source, int64_t begin, int64_t size) {
 
 void Sort(EntryOrder order, std::vector<LargestEntries::Entry>* entries) {
   using Entry = LargestEntries::Entry;
-  if (order == EntryOrder::kIndex) return;  // as they are
+  if (order == EntryOrder::kIndex) return;  // already sorted
   const auto by_value = [](const Entry& a, const Entry& b) { return a.value < b.value; };
   const auto by_magnitude = [](const Entry& a, const Entry& b) {
     return MagnitudeBits(a.value) > MagnitudeBits(b.value);

@@ -1,5 +1,5 @@
-// Sums at places that one replica, the leader, has chosen for all: LGC. The leader chooses the largest
-// entries of some tensors. Other tensors are summed whole.
+// LGC's sums at places that one replica, the leader, chooses for all replicas. The leader chooses
+// the largest entries of some tensors. Other tensors are summed whole.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace gradcomp {
 
-// Where the places and the values of each tensor lie, one tensor behind the other.
+// The positions of each tensor's places and values in vectors of all tensors.
 class LeaderLayout {
  public:
   struct Tensor {
     int64_t size;     // elements
-    int64_t entries;  // that are chosen; 0: it is sent whole
-    int place_bits;   // that one place takes
+    int64_t entries;  // chosen entries; 0: the tensor is sent whole
+    int place_bits;   // per place
     int64_t first_place_word;
     int64_t first_value;
   };
@@ -36,34 +36,34 @@ class LeaderLayout {
   int64_t num_values_ = 0;
 };
 
-// Where an entry of a tensor is. All places are packed, the lowest bits first, and those of each
-// tensor begin with a new word.
+// Returns the place of an entry of a tensor. Places are packed, the lowest bits first, and each
+// tensor's places begin with a new word.
 int64_t PlaceAt(const LeaderLayout::Tensor& tensor, const int32_t* places, int64_t entry);
 
-// One sentence on the first number of entries that no layout can have.
+// Describes in one sentence the first invalid number of entries.
 Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
 
-// Of the entries of a tensor: by ascending value, by ascending place, or by descending magnitude;
-// of equal ones, the first comes first.
+// The order of a tensor's entries: by ascending value, by ascending place, or by descending
+// magnitude. Equal entries keep their order.
 enum class EntryOrder { kValue, kIndex, kMagnitude };
 
-// Whether all of residual + gradient is finite.
+// Returns whether residual + gradient is finite everywhere.
 bool AllSumsFinite(const LeaderLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for);
 
-// Chooses the entries of largest magnitude of residual + gradient. Returns whether all sums are
-// finite, also those of tensors that are sent whole; if not, all words of places are 0.
+// Chooses the entries with the largest magnitudes of residual + gradient. Returns whether all sums
+// are finite, including tensors that are sent whole; if not, all words of places are 0.
 bool ChooseEntries(const LeaderLayout& layout, const std::vector<Source>& tensors, EntryOrder order,
                    const ParallelFor& parallel_for, int32_t* places);
 
-// Places come from another replica: checks that each lies in its tensor.
+// Checks that each place lies in its tensor, because places come from another replica.
 Status CheckPlaces(const LeaderLayout& layout, const int32_t* places);
 
-// Residual + gradient at the places, or everywhere in a tensor that is sent whole.
+// Writes residual + gradient at the places, and everywhere in a tensor that is sent whole.
 void TakeEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                  const int32_t* places, const ParallelFor& parallel_for, float* values);
 
-// The unsent parts of the first values. All other values were sent whole.
+// The unsent parts of the first values. All other values were sent without an error.
 struct UnsentValues {
   const float* values;
   int64_t size;
@@ -71,13 +71,13 @@ struct UnsentValues {
   float At(int64_t value) const { return value < size ? values[value] : 0; }
 };
 
-// What all replicas gave is summed: outputs are the totals at the places, else zeros. A residual
-// becomes the rest where its sum with the gradient was sent, and elsewhere takes the gradient.
+// Applies the sums over all replicas. Outputs are the totals at the places, and zeros elsewhere. A
+// residual becomes the unsent part at the places, and adds the gradient elsewhere.
 void ApplyEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                   const int32_t* places, const float* totals, const UnsentValues& rests,
                   const ParallelFor& parallel_for, const std::vector<float*>& outputs);
 
-// Nothing was sent: residuals take the gradient.
+// Adds the gradient to the residuals, after a step in which nothing was sent.
 void KeepEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                  const ParallelFor& parallel_for);
 

@@ -10,7 +10,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kSquareLanes = 8;  // of a sum: independent, so that they overlap
+constexpr int64_t kSquareLanes = 8;  // independent partial sums, which overlap in time
 
 // Calls work(tensor, begin, end).
 template <typename Work>

@@ -1,5 +1,5 @@
-// What Deep Gradient Compression does with gradients before they are accumulated: local clipping and
-// momentum correction (Lin et al. 2018, section 3.2).
+// Local clipping and momentum correction of Deep Gradient Compression, applied to gradients before
+// they are accumulated (Lin et al. 2018, section 3.2).
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct MomentumTensor {
   float* corrected;
 };
 
-// What gradients are multiplied by, so that the norm of all of them together is at most `clip_norm`.
-// Squares are summed in double and in a fixed order, so that every implementation gets the same bits.
-// An infinite `clip_norm` does not clip.
+// Returns the factor that limits the common norm of all gradients to `clip_norm`. Squares are
+// summed in double and in a fixed order, so that every implementation gets the same bits. An
+// infinite `clip_norm` does not clip.
 float ClipScale(const std::vector<MomentumTensor>& tensors, float clip_norm,
                 const ParallelFor& parallel_for);
 
-// corrected = scale * gradient + momentum * velocity, of each tensor.
+// Computes corrected = scale * gradient + momentum * velocity for each tensor.
 void CorrectMomentum(const std::vector<MomentumTensor>& tensors, float scale, float momentum,
                      const ParallelFor& parallel_for);
 

@@ -1,5 +1,5 @@
-// A vector of one element: the portable variant, and bins that are shorter than a vector. It lists
-// what scan_bins-inl.h needs of a vector.
+// A vector of one element, for the portable variant and for bins shorter than a vector. This class
+// has the members that scan_bins-inl.h requires of a vector.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace gradcomp {
 
-// AdaComp's selection: an element is sent if it reaches its bin's maximum once the latest gradient
-// is counted again, and has a sign.
+// AdaComp's selection. An element is sent if it is not zero, and reaches its bin's maximum with the
+// latest gradient counted again.
 inline bool IsSent(float accumulated, float boosted, uint32_t bin_max) {
   return MagnitudeBits(boosted) >= bin_max && MagnitudeBits(accumulated) != 0;
 }
@@ -39,7 +39,7 @@ struct OneLane {
   }
   static uint32_t Bits(Mask sent) { return sent; }  // lane i is bit i
 
-  // Subtracts the scale, with the sign of the element, where the element is sent.
+  // Subtracts the scale, with the element's sign, from sent elements.
   static Floats Subtract(Floats accumulated, Floats scale, Mask sent) {
     const uint32_t sign = ToBits(accumulated) & kSignBit;
     return accumulated - FromBits(sent ? ToBits(scale) | sign : 0);

@@ -6,15 +6,15 @@
 namespace gradcomp {
 namespace {
 
-// The lowest `width` bits of every second field of `field` bits.
+// Returns a mask of the lowest `width` bits of every second field of `field` bits.
 constexpr uint64_t FieldMask(int width, int field) {
   uint64_t mask = 0;
   for (int at = 0; at < 64; at += 2 * field) mask |= ((uint64_t{1} << width) - 1) << at;
   return mask;
 }
 
-// In fields of kField bits, of which each has kWidth: moves every second one down to the one before
-// it, which makes fields of twice the size.
+// Merges pairs of fields of kField bits, which have kWidth used bits each, into fields of twice the
+// size.
 template <int kWidth, int kField>
 uint64_t Join(uint64_t fields) {
   constexpr uint64_t kMask = FieldMask(kWidth, kField);
@@ -27,7 +27,7 @@ uint64_t Split(uint64_t fields) {
   return (fields & kMask) | (fields & kMask << kWidth) << (kField - kWidth);
 }
 
-// 8 codes, one in each byte, to the lowest 8 * kBits bits, and back.
+// Moves 8 codes, one in each byte, to the lowest 8 * kBits bits, and back.
 template <int kBits>
 uint64_t Squeeze(uint64_t codes) {
   return Join<4 * kBits, 32>(Join<2 * kBits, 16>(Join<kBits, 8>(codes)));
@@ -38,7 +38,7 @@ uint64_t Spread(uint64_t packed) {
   return Split<kBits, 8>(Split<2 * kBits, 16>(Split<4 * kBits, 32>(packed)));
 }
 
-// In two loops each, of which compilers make vector instructions of the one that computes.
+// Each function has two loops, so that compilers vectorize the loop that computes.
 template <int kBits>
 GRADCOMP_VARIANTS void PackEights(uint64_t* eights, int64_t count, uint8_t* packed) {
   for (int64_t i = 0; i < count; ++i) eights[i] = Squeeze<kBits>(eights[i]);
@@ -63,7 +63,7 @@ constexpr Convert kUnpack[] = {UnpackEights<1>, UnpackEights<2>, UnpackEights<3>
 }  // namespace
 
 void CodeChunk::Pack(int64_t num_codes, int bits, int32_t* words) {
-  const int64_t count = CeilDiv(num_codes, 32) * 4;  // whole words, whatever the bits
+  const int64_t count = CeilDiv(num_codes, 32) * 4;  // whole words for any number of bits
   std::fill(codes() + num_codes, codes() + 8 * count, 0);
   uint8_t packed[kSize];
   kPack[bits - 1](eights_, count, packed);

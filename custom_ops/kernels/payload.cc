@@ -12,8 +12,8 @@ uint64_t Mix(uint64_t hash, uint64_t word) {
   return (mixed << 31 | mixed >> 33) * 0x9e3779b97f4a7c15u;
 }
 
-// Every step is a bijection of the hash for a
-// given word and of the word for a given hash: a change of one word always changes the result.
+// Every step is a bijection of the hash for a fixed word, and of the word for a fixed hash. A
+// change of one word therefore always changes the result.
 class Checksum {
  public:
   void Add(const void* data, int64_t bytes) {
@@ -47,7 +47,7 @@ class Checksum {
   int next_ = 0;
 };
 
-// Over the body, then the header up to the checksum.
+// Returns the checksum of the body, followed by the header up to the checksum.
 uint64_t ChecksumOf(const PayloadHeader& header, const int32_t* body) {
   Checksum checksum;
   checksum.Add(body, (header.length - kHeaderWords) * int64_t{sizeof(int32_t)});
@@ -66,7 +66,7 @@ Status CheckFraming(const PayloadHeader& header, int64_t available) {
   }
   if (header.length < kHeaderWords || header.length > available) {
     return {Concat("length of ", header.length, " words; expected ", kHeaderWords, " to ",
-                   available, " words, which is what was received")};
+                   available, " words, the received length")};
   }
   return {};
 }

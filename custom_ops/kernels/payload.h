@@ -1,4 +1,4 @@
-// The header in front of every payload, whatever the method. Layout: docs/payload_format.md.
+// The header of the payloads of all methods. docs/payload_format.md has the layout.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-// Python writes the payloads of the methods from ScaleCom on: their numbers are also in
-// ops/payload.py.
+// Python code writes the payloads of the methods from ScaleCom on, so ops/payload.py also has their
+// numbers.
 enum class Method : uint16_t {
   kAdaComp = 1,
   kQsgd = 2,
@@ -35,7 +35,7 @@ struct PayloadHeader {
   int64_t step = 0;
   uint32_t flags = 0;
   uint32_t num_tensors = 0;
-  int64_t length = 0;  // of the whole payload, in words of 32 bits
+  int64_t length = 0;  // the whole payload, in words of 32 bits
   uint64_t checksum = 0;
 
   bool non_finite() const { return flags & kNonFiniteFlag; }
@@ -47,7 +47,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "payloads are little en
 
 inline constexpr int64_t kHeaderWords = sizeof(PayloadHeader) / sizeof(int32_t);
 
-// One payload where it lies. `body` is what follows the header.
+// A view of a payload. `body` is the part after the header.
 struct PayloadView {
   PayloadHeader header;
   const int32_t* words = nullptr;
@@ -56,32 +56,33 @@ struct PayloadView {
   int64_t body_words() const { return header.length - kHeaderWords; }
 };
 
-// What a receiver knows beforehand about a payload.
+// The members of the header that a receiver knows in advance.
 struct ExpectedHeader {
   Method method;
   int64_t fingerprint;
   int64_t plan;
-  std::optional<int64_t> step;  // absent: any
+  std::optional<int64_t> step;  // absent: any step
   int64_t num_tensors;
-  std::optional<int64_t> length;  // absent: it varies, and is that of the header if not finite
+  std::optional<int64_t> length;  // absent: the length varies, and equals the header's if not finite
 };
 
-// A digest of a method's main setting of each tensor, which may be another one in each step; of an
-// empty list for a method without one.
+// Returns a digest of a method's main settings of the tensors, which may change in each step. A
+// method without such settings passes an empty list.
 int64_t PlanOf(const std::vector<int64_t>& settings);
 
-// Fills in the checksum over the header and the body behind it, and writes the header.
+// Computes the checksum of the header and of the body after it, and writes the header.
 void WriteHeader(PayloadHeader header, int32_t* payload);
 
-// Finds the payload at the start of each of `num_payloads` rows of `row_words`. Trusts nothing else.
+// Finds the payload at the start of each of `num_payloads` rows of `row_words`; all data is
+// untrusted.
 Status ReadRows(const int32_t* words, int64_t num_payloads, int64_t row_words,
                 std::vector<PayloadView>* payloads);
 
-// Checks checksum, method, fingerprint, step, number of tensors, plan and flags. What depends on the
-// plan, such as the length, comes behind it.
+// Checks checksum, method, fingerprint, step, number of tensors, plan and flags, and last the
+// length, which depends on the plan.
 Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected);
 
-// Say which payload, and which tensor of it, an error is about.
+// These functions add the replica, or the tensor, to an error.
 Status OfReplica(int64_t replica, const Status& status);
 Status OfTensor(int64_t tensor, const Status& status);
 

@@ -1,6 +1,6 @@
 // Philox 4x64-10, a counter-based generator: Salmon et al., "Parallel Random Numbers: As Easy as
-// 1, 2, 3", SC 2011. The same as numpy.random.Philox, which counts before it generates. Plain C++
-// without includes, for NVRTC reads this file, too.
+// 1, 2, 3", SC 2011. Gives the same numbers as numpy.random.Philox, which increments the counter
+// before it generates. Plain C++ without includes, because NVRTC reads this file, too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_PHILOX_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_PHILOX_H_
 
@@ -15,7 +15,7 @@ namespace gradcomp {
 class Philox {
  public:
   using Word = unsigned long long;
-  static constexpr int kWords = 4;  // that each counter gives
+  static constexpr int kWords = 4;  // words per counter
 
   GRADCOMP_ALSO_ON_GPU Philox(Word key0, Word key1) {
     for (int round = 0; round < kRounds; ++round) {
@@ -24,7 +24,7 @@ class Philox {
     }
   }
 
-  // Of the counter of 256 bits with the words c0, the lowest, to c3.
+  // Generates the words for a counter of 256 bits, with the words c0 (the lowest) to c3.
   GRADCOMP_ALSO_ON_GPU void Generate(Word c0, Word c1, Word c2, Word c3, Word* words) const {
     for (const auto& key : keys_) {
       const Product a = Product{0xd2e7470ee14c6c93u} * c0;

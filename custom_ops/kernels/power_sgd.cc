@@ -12,15 +12,15 @@
 namespace gradcomp {
 namespace {
 
-// Both dimensions of a block are large against the rank, and so is its work against its part of P
-// and Q; but not so large that sums over them lose precision.
+// Both dimensions of a block are much larger than the rank, so that a block's work is large
+// compared with its parts of P and Q. They are small enough to keep sums over them precise.
 constexpr int64_t kMatrixBlockSize = 1 << 17;  // elements, at most
 constexpr int64_t kBlockColumns = 1 << 9;      // at most
 constexpr int64_t kBlockRows = 1 << 12;        // at most
 constexpr int64_t kCyclesPerBlock = 2 * kMatrixBlockSize;
 
-// What is left of a column of P, once the columns before it are taken away, is rounding errors if
-// it is shorter than this part of it.
+// A column of P counts as zero if subtracting the columns before it leaves less than this share of
+// its length, because the rest is then rounding errors.
 constexpr double kVanished = 1e-4;
 
 int64_t Padded(int64_t columns) { return CeilDiv(columns, kTileLanes) * kTileLanes; }
@@ -31,7 +31,7 @@ const void* GradientAt(const PowerSgdTensor& tensor, int64_t element) {
 
 template <typename A, typename B>
 double Dot(const A* a, const B* b, int64_t size) {
-  constexpr int kSums = 8;  // that can be added to at the same time
+  constexpr int kSums = 8;  // independent sums, which overlap in time
   double sums[kSums] = {};
   int64_t i = 0;
   for (; i + kSums <= size; i += kSums) {
@@ -48,7 +48,7 @@ double Length(const A* values, int64_t size) {
   return std::sqrt(Dot(values, values, size));
 }
 
-// Adds a block's part of P or Q to the whole; the first part begins it.
+// Adds a block's part to P or Q; the first part initializes it.
 void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
              Columns<float> whole) {
   for (int64_t k = 0; k < rank; ++k) {
@@ -60,7 +60,7 @@ void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
 
 }  // namespace
 
-// Twice over: once leaves too much of the columns before if little is left of this.
+// Runs Gram-Schmidt twice, because one run is inaccurate if it leaves little of a column.
 void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns) {
   std::vector<double> column(rows);
   for (int64_t k = 0; k < rank; ++k) {
@@ -172,7 +172,7 @@ void PowerSgd::ForEachBlock(const Work& work) const {
   });
 }
 
-// Calls work(tile, its first row in the block). Returns whether all is finite.
+// Calls work(tile, its first row in the block). Returns whether all elements are finite.
 template <typename Work>
 bool PowerSgd::ForEachTile(const Block& block, const Work& work) const {
   const PowerSgdTensor& tensor = tensors_[block.tensor];
@@ -223,7 +223,7 @@ bool PowerSgd::ComputeLeft(const std::vector<float>& start, float* left) const {
 std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int64_t step) const {
   const IeeeArithmetic ieee;
   std::vector<float> start(right_size_);
-  std::mt19937 random(static_cast<uint32_t>(step));  // gives the same numbers everywhere
+  std::mt19937 random(static_cast<uint32_t>(step));  // portable
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const PowerSgdTensor& tensor = tensors_[i];
     TakeColumns(factors[i], tensor.columns, tensor.factor_columns, tensor.rank, &random,
@@ -232,7 +232,7 @@ std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int
   return start;
 }
 
-// The part of Q that belongs to the block's columns, padded as its tiles are.
+// Returns the rows of Q for the block's columns, padded like its tiles.
 std::vector<float> PowerSgd::PaddedRight(const Block& block, const float* right) const {
   const PowerSgdTensor& tensor = tensors_[block.tensor];
   const int64_t width = Padded(block.columns);

@@ -1,13 +1,13 @@
-// PowerSGD: gradients as products of two thin matrices.
+// PowerSGD, which sends gradients as products of two thin matrices.
 //
-// A tensor is seen as a matrix M, residual plus gradient, whose columns are its last axis. It is
-// sent as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in
-// one vector each, transposed: column after column. A tensor of rank 0 is sent whole: itself in
-// place of P.
+// The residual plus gradient of a tensor is a matrix M, whose columns are the tensor's last axis. M
+// is sent as P Q^T, where P is `rows` x `rank` and Q is `columns` x `rank`. One vector has the P of
+// all tensors, and another vector has the Q, both transposed: column after column. A tensor of rank
+// 0 is sent whole, in place of P.
 //
-// Partial sums are those of blocks, which depend on shapes alone, and are added in order: results
-// don't depend on threads. What replicas compute from sums, which they all have, is equal to the
-// bit on any processor.
+// Partial sums of blocks are added in order, and blocks depend only on shapes, so results don't
+// depend on threads. All replicas have the same sums, and compute the same bits from them on any
+// processor.
 #pragma once
 
 #include <cstdint>
@@ -26,89 +26,92 @@ struct PowerSgdTensor {
   int64_t rows;
   int64_t columns;
   int64_t rank;            // 0: sent whole
-  int64_t factor_columns;  // of the variable that the factor is in; at least `rank`
+  int64_t factor_columns;  // columns of the factor's variable; at least `rank`
 
   int64_t size() const { return rows * columns; }
   int64_t left_size() const { return rank == 0 ? size() : rank * rows; }
   int64_t right_size() const { return rank * columns; }
 
-  // Of a block, but for the last ones, where there is a rank.
+  // The size of a block, except the last blocks, for a tensor with a rank.
   int64_t block_rows() const;
   int64_t block_columns() const;
 };
 
-// One sentence if there is not one rank for each tensor.
+// Returns one sentence if the number of ranks differs from the number of tensors.
 Status CheckRanks(const std::vector<int64_t>& ranks, int64_t num_tensors);
 
-// One sentence on a rank that a tensor can't be sent with.
+// Describes in one sentence a rank that is invalid for a tensor.
 Status CheckRank(int64_t tensor, int64_t rank, int64_t rows, int64_t columns);
 
-// Gram-Schmidt, in place, on columns one after another. One that depends on those before it becomes
-// zero.
+// Makes columns orthonormal in place, by Gram-Schmidt. A column that depends on the columns before
+// it becomes zero.
 void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns);
 
-// Whether the product of such columns with the transpose of orthonormal ones is finite.
+// Returns whether the product of such columns with the transpose of any orthonormal columns is
+// finite.
 bool CanMultiplyColumns(int64_t rows, int64_t rank, const float* columns);
 
-// Copies the first `rank` columns of a factor, [rows, stride]. In place of a column of zeros, which
-// would stay so for ever, come pseudo-random values.
+// Copies the first `rank` columns of a factor, [rows, stride]. Pseudo-random values replace a
+// column of zeros, which would stay zero forever.
 void TakeColumns(const float* factor, int64_t rows, int64_t stride, int64_t rank,
                  std::mt19937* random, float* columns);
 
-// The other way round: scales the columns to length 1. Those behind the rank become zeros.
+// Stores columns in a factor, scaled to length 1. Columns from the rank on become zeros.
 void StoreColumns(const float* columns, int64_t rows, int64_t stride, int64_t rank, float* factor);
 
 class PowerSgd {
  public:
   PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for);
 
-  // Elements of the vectors of P and Q. In front of the former is a flag, 0 or NaN.
+  // The number of elements of the vectors of P and Q. The vector of P begins with a flag, 0 or NaN.
   int64_t left_size() const { return left_size_; }
   int64_t right_size() const { return right_size_; }
 
-  // The factors as Q is: see TakeColumns. The random values are the same for one `step` on all
-  // replicas.
+  // Returns the factors in the layout of Q; see TakeColumns. The random values of a `step` are
+  // equal on all replicas.
   std::vector<float> Start(const std::vector<const float*>& factors, int64_t step) const;
 
-  // P = M start. Returns whether all of M is finite; if not, the flag is NaN.
+  // Computes P = M start. Returns whether M is finite for all tensors; if not, the flag is NaN.
   bool ComputeLeft(const std::vector<float>& start, float* left) const;
 
-  // Makes the columns of P orthonormal in place. One that depends on those before it becomes zero.
-  // Returns whether all of `left` is finite; if not, nothing is done.
+  // Makes the columns of P orthonormal in place. A column that depends on the columns before it
+  // becomes zero. Returns whether `left` is finite; if not, nothing changes.
   bool Orthonormalize(float* left) const;
 
-  // Q = M^T P. Returns whether all of M is finite, but for tensors that are sent whole.
+  // Computes Q = M^T P. Returns whether M is finite for all tensors that are not sent whole.
   bool ComputeRight(const float* left, float* right) const;
 
-  // Whether P Q^T is finite for any orthonormal P.
+  // Returns whether P Q^T is finite for any orthonormal P.
   bool CanMultiply(const float* right) const;
 
-  // Puts a NaN into each Q for which it is not, which will be seen in the sum.
+  // Puts a NaN into each Q whose product may overflow, so that the sum is NaN.
   void FlagProducts(float* right) const;
 
-  // What a replica sends, or what all replicas do.
+  // The factors of a replica, or their sums over all replicas.
   struct Factors {
     const float* left;
     const float* right;
   };
 
-  // reduced = P Q^T of the total, or what was summed whole; residual = M - P Q^T of the own factors,
-  // or zeros. `reduced` may be where the gradient is.
+  // Computes reduced = P Q^T of the total factors and residual = M - P Q^T of the own factors. For
+  // a tensor sent whole, reduced is the sum, and the residual is zero. `reduced` may share the
+  // gradient's memory.
   void Reduce(const Factors& own, const Factors& total, const std::vector<float*>& reduced) const;
 
-  // The tensors whose sum of P is not finite, or its product with the sum of Q, though all replicas
-  // are: those sums would be as large in the next step.
+  // Returns which tensors have a sum of P, or a product with the sum of Q, that is not finite,
+  // although all replicas are finite. Without a reset, these sums would be as large in the next
+  // step.
   std::vector<char> TooLarge(const float* left, const float* total) const;
 
-  // residual = M; of tensors that are too large, zeros.
+  // Sets residual = M, and zeros for tensors that are too large.
   void Keep(const std::vector<char>& too_large) const;
 
-  // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
-  // of gradients, P has it, too. Where a rank grows again, columns behind it begin anew.
+  // Sets factor = total, with columns scaled to length 1. The scaling changes no product, and gives
+  // P the scale of gradients. If a rank grows later, its new columns start from random values.
   void StoreFactors(const float* total, const std::vector<float*>& factors) const;
 
  private:
-  // A piece of a tensor that one thread works on.
+  // A piece of a tensor that a thread processes.
   struct Block {
     int64_t tensor;
     int64_t row;

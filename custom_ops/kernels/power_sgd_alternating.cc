@@ -29,7 +29,7 @@ AlternatingPowerSgd::AlternatingPowerSgd(const std::vector<PowerSgdTensor>& tens
   }
   lefts_ = std::make_unique<PowerSgd>(AtNumbers(tensors_, left_numbers_), parallel_for);
   rights_ = std::make_unique<PowerSgd>(AtNumbers(tensors_, right_numbers_), parallel_for);
-  std::mt19937 random(static_cast<uint32_t>(step));  // gives the same numbers everywhere
+  std::mt19937 random(static_cast<uint32_t>(step));  // portable
   const auto take = [&](const float* factor, int64_t rows, const PowerSgdTensor& tensor,
                         float* columns) {
     TakeColumns(factor, rows, tensor.factor_columns, tensor.rank, &random, columns);
@@ -93,7 +93,7 @@ bool AlternatingPowerSgd::CanReduce(const float* total) const {
 
 void AlternatingPowerSgd::Reduce(const float* own, const float* total,
                                  const std::vector<float*>& reduced) const {
-  const int64_t rights = lefts_->left_size();  // where they begin
+  const int64_t rights = lefts_->left_size();  // the offset of the right factors
   lefts_->Reduce({own, known_rights_.data()}, {total, known_rights_.data()},
                  AtNumbers(reduced, left_numbers_));
   rights_->Reduce({known_lefts_.data(), own + rights}, {known_lefts_.data(), total + rights},

@@ -9,7 +9,7 @@ namespace {
 
 typedef float Vector __attribute__((vector_size(4 * kTileLanes)));
 
-// Not returned or passed by value: how that is done differs between the variants.
+// Vectors are not passed by value, because the calling convention differs between the variants.
 GRADCOMP_PART void Load(const float* values, Vector* vector) {
   std::memcpy(vector, values, sizeof *vector);
 }
@@ -44,7 +44,7 @@ GRADCOMP_PART bool AddRowsOf(const float* residual, const void* gradient, int64_
   return not_finite == 0;
 }
 
-// The following do kRank columns at a time, whose sums stay in registers.
+// The following functions process kRank columns at a time, whose sums stay in registers.
 
 template <int kRank>
 GRADCOMP_PART void TimesRight(const Tile& tile, Columns<const float> right, Columns<float> left) {

@@ -8,8 +8,8 @@
 
 namespace gradcomp {
 
-// Rows are padded to a multiple of it with zeros. So there are no rests, and sums have one order
-// whatever the processor's vectors are.
+// Rows are padded with zeros to a multiple of this number. No vector is then partial, and sums have
+// the same order for any width of the processor's vectors.
 inline constexpr int64_t kTileLanes = 8;
 
 struct Tile {
@@ -17,7 +17,7 @@ struct Tile {
 
   alignas(64) float values[kSize] = {};
   int64_t rows = 0;
-  int64_t width = 0;  // of a row with its padding
+  int64_t width = 0;  // elements of a row with its padding
 };
 
 // Columns of P or Q: element i of column k is at values[k * stride + i].
@@ -27,18 +27,18 @@ struct Columns {
   int64_t stride;
 };
 
-// sum = residual + gradient, in rows that begin `stride` elements apart, and sum_stride apart in
-// `sum`, which may be the residual. Returns whether all is finite.
+// Computes sum = residual + gradient. Rows begin `stride` elements apart, and sum_stride apart in
+// `sum`, which may be the residual. Returns whether all sums are finite.
 bool AddRows(const float* residual, const void* gradient, GradientType type, int64_t rows,
              int64_t columns, int64_t stride, float* sum, int64_t sum_stride);
 
-// left += tile right.
+// Computes left += tile right.
 void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank, Columns<float> left);
 
-// right += tile^T left.
+// Computes right += tile^T left.
 void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank, Columns<float> right);
 
-// tile += sign left right^T.
+// Computes tile += sign left right^T.
 void AddProduct(Columns<const float> left, Columns<const float> right, int64_t rank, float sign,
                 Tile* tile);
 

@@ -10,11 +10,11 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
+constexpr int64_t kRun = 64;  // elements per unrolled loop
 
 struct OwnSquares {
   GRADCOMP_PART float At(int64_t, float value) const { return value * value; }
-  // The larger of a value and its square, but for values below 1.
+  // Returns the larger of a value's magnitude and its square; arbitrary for values below 1.
   GRADCOMP_PART uint32_t LargerMagnitude(int64_t, float value) const {
     return MagnitudeBits(value * value);
   }
@@ -42,7 +42,7 @@ void WithSquares(const PreconditionTensor& tensor, const Use& use) {
   });
 }
 
-// Far enough ahead that memory is busy meanwhile, and kept until it is their turn.
+// Prefetches far enough ahead to keep memory busy, and near enough to stay in the cache.
 template <int for_writing = 0, typename Number>
 GRADCOMP_PART void PrefetchRun(const Number* numbers) {
   constexpr int64_t kAhead = 1024;  // elements
@@ -68,7 +68,7 @@ GRADCOMP_VARIANTS float LargestMagnitude(const Gradient* gradient, int64_t size,
   return FromBits(largest);
 }
 
-// The roots are multiplied, not their squares, which may overflow where gradients do not.
+// Multiplies the roots, because the product of their squares may overflow.
 GRADCOMP_PART float Quotient(float value, float moment, float root_of_scale, float epsilon) {
   return value / (root_of_scale * std::sqrt(moment) + epsilon);
 }
@@ -113,7 +113,7 @@ template <typename Gradient, typename Squares>
 GRADCOMP_VARIANTS void TakeBackAll(const Gradient* gradient, Squares squares, int64_t size,
                                    const AdamSettings& settings, float* second_moment,
                                    float* preconditioned) {
-  // Both ways together are rounded by less than this part of the second moment.
+  // An update and its reversal are rounded by less than this share of the second moment.
   constexpr float kRounding = 0x1p-21f;
   const float share = 1 - settings.beta_2;
   const float decay = std::max(settings.beta_2, 0.5f);
@@ -128,7 +128,7 @@ GRADCOMP_VARIANTS void TakeBackAll(const Gradient* gradient, Squares squares, in
   }
 }
 
-// Calls work(block) for each block of each tensor, which is a tensor by itself.
+// Calls work(block) for each block of each tensor; a block is itself a PreconditionTensor.
 template <typename Work>
 void ForEachBlock(const std::vector<PreconditionTensor>& tensors, const ParallelFor& parallel_for,
                   const Work& work) {

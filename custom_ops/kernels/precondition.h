@@ -12,35 +12,37 @@ namespace gradcomp {
 struct AdamSettings {
   float beta_2;
   float epsilon;
-  float scale;  // of the second moment: 1 / (1 - beta_2^step), times what is estimated by it
+  float scale;  // factor of the second moment: 1 / (1 - beta_2^step), times the number of replicas
 };
 
-// A tensor, or some elements of one that follow each other.
+// A tensor, or some consecutive elements of a tensor.
 struct PreconditionTensor {
   float* second_moment;  // updated in place; null: the gradient is not divided
   const void* gradient;
   GradientType type;
   int64_t size;  // elements
   float* preconditioned;
-  const float* squares = nullptr;  // in place of the squares of `gradient`, if given
+  const float* squares = nullptr;  // replaces the squares of `gradient`, if given
   AdamSettings adam = {};
 };
 
 // second_moment += (1 - beta_2) * (gradient^2 - second_moment);
 // preconditioned = gradient / (sqrt(scale * second_moment) + epsilon).
-// Where any gradient or square is not finite, no second moment changes, and all become quiet NaN.
+// If any gradient or square is not finite, no second moment changes, and all outputs become quiet
+// NaN.
 void Precondition(const std::vector<PreconditionTensor>& tensors, const ParallelFor& parallel_for);
 
-// The largest of the magnitudes of the gradients and of their squares, but for gradients below 1.
-// Infinity or NaN if one of them is not finite.
+// Returns the largest magnitude of the gradients and their squares, if it is at least 1. Infinity
+// or NaN if a value is not finite.
 float LargestMagnitude(const PreconditionTensor& tensor);
 
-// Divides one tensor on this thread, for kernels that divide as they go. All of it must be finite.
+// Divides a tensor on this thread, for kernels that divide block by block. All values must be
+// finite.
 void PreconditionFinite(const PreconditionTensor& tensor);
 
-// Takes back what PreconditionFinite did. `preconditioned` becomes, to the bit, what it was then. A
-// second moment is at least 0 and at most what it was; where beta_2 is a half or more, it is less by
-// at most 2^-19 of what it had become.
+// Reverts the second moments of PreconditionFinite, and computes the same bits of `preconditioned`
+// again. A reverted second moment is between 0 and its old value. If beta_2 is at least a half, it
+// is lower than its old value by at most 2^-19 of its updated value.
 void TakeBack(const PreconditionTensor& tensor);
 
 }  // namespace gradcomp

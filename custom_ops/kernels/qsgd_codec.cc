@@ -46,7 +46,7 @@ void ForEachChunk(Word* words, int64_t begin, int64_t end, int bits, const Chunk
   }
 }
 
-// What the levels of a bucket stand for: minimum + unit * level.
+// A level of a bucket represents the value minimum + unit * level.
 struct Scale {
   float minimum;
   float unit;
@@ -61,7 +61,7 @@ Scale LoadScale(const int32_t* words) {
 
 float ValueOf(const Scale& scale, float level) { return scale.minimum + scale.unit * level; }
 
-// Floats as integers of the same order. Infinities and NaNs come out at the ends.
+// Maps floats to integers of the same order; infinities and NaNs are at the ends.
 int32_t Ordered(float value) {
   const int32_t bits = static_cast<int32_t>(ToBits(value));
   return bits ^ (bits >> 31 & 0x7fffffff);
@@ -91,7 +91,7 @@ GRADCOMP_VARIANTS void Extend(const float* values, int64_t size, Range* range) {
   *range = all;
 }
 
-// Beyond it, values are sent as the limit: no difference or sum of what is sent overflows.
+// Values are clipped to this limit, so that no difference or sum of sent values overflows.
 constexpr float kLimit = 0x1p126f;
 
 float LastLevel(int bits) { return static_cast<float>((1 << bits) - 1); }
@@ -103,9 +103,9 @@ Scale ScaleOf(const Range& range, int bits) {
   return {minimum, (largest - minimum) / LastLevel(bits)};
 }
 
-// Sends each value as the level below it or above it, and keeps the rest. Offsets of 1/2 round to
-// the nearest; random ones round up as often as the value is near to the upper level. Where the
-// inverse is infinite, the minimum has no position, which is not above 0 either.
+// Sends each value as the level below or above it, and keeps the rest. Offsets of 1/2 round to the
+// nearest level. Random offsets round up with a probability equal to the value's position between
+// the levels. If the inverse is infinite, the position of the minimum is NaN, which is not above 0.
 GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int64_t size,
                                   Scale scale, float last_level, uint8_t* levels,
                                   float* residual) {
@@ -132,7 +132,7 @@ GRADCOMP_VARIANTS void ToOffsets(const Philox::Word* random, int64_t size, float
   }
 }
 
-// The offsets of elements. Random ones are the middles of 2^16 steps from 0 to 1.
+// The offsets of elements. Random offsets are the middles of 2^16 steps from 0 to 1.
 class Offsets {
  public:
   Offsets(const QsgdSettings& settings, const Turn& turn)
@@ -140,7 +140,7 @@ class Offsets {
     std::fill_n(offsets_, kChunk, 0.5f);
   }
 
-  // Those of a chunk that begins with element `begin`, a multiple of kPerCounter.
+  // Returns the offsets of a chunk that begins with element `begin`, a multiple of kPerCounter.
   const float* Of(int64_t begin, int64_t size) {
     if (stochastic_) Draw(begin, size);
     return offsets_;
@@ -151,7 +151,7 @@ class Offsets {
   static constexpr int64_t kPerCounter = Philox::kWords * kPerWord;
 
   void Draw(int64_t begin, int64_t size) {
-    const Philox philox = philox_;  // nothing else points to it: much of it moves out of the loop
+    const Philox philox = philox_;  // a local copy, so that compilers move much of it out of the loop
     const int64_t first = begin / kPerCounter + 1;
     const int64_t count = CeilDiv(size, kPerCounter);
     Philox::Word random[kChunk / kPerWord];
@@ -223,9 +223,9 @@ class QsgdEncoder : public TensorEncoder {
   int32_t* const words_;
 };
 
-constexpr int64_t kSumLanes = 8;  // of a sum: independent, so that they overlap
+constexpr int64_t kSumLanes = 8;  // independent partial sums, which overlap in time
 
-// The square of what SendLevels keeps of a value, or what is expected of it.
+// Returns the square of a value's rounding error in SendLevels, or its expectation.
 template <bool kStochastic>
 GRADCOMP_PART double SquaredError(float value, Scale scale, float inverse, float last_level) {
   const float position = (value - scale.minimum) * inverse + (kStochastic ? 0.0f : 0.5f);

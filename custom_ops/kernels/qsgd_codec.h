@@ -11,18 +11,18 @@ namespace gradcomp {
 
 inline constexpr int64_t kMinQsgdBits = 2;
 inline constexpr int64_t kMaxQsgdBits = 8;
-inline constexpr int64_t kBucketStep = 32;  // so many levels take whole words
+inline constexpr int64_t kBucketStep = 32;  // levels that fill whole words
 inline constexpr int64_t kMaxBucketSize = 1 << 16;
 
 struct QsgdSettings {
-  int bits;             // of a level
+  int bits;             // per level
   int64_t bucket_size;  // elements, a multiple of kBucketStep
   bool stochastic;      // otherwise values are rounded to the nearest level
   int64_t seed;
 };
 
-// For each bucket in turn: minimum and unit, one word each, then the levels. The last bucket may be
-// short, with zeros behind its last level.
+// Each bucket has its minimum and its unit, one word each, and then its levels. The last bucket may
+// be short, with zeros after its last level.
 class QsgdCodec : public Codec {
  public:
   QsgdCodec(int64_t size, const QsgdSettings& settings);
@@ -39,8 +39,8 @@ class QsgdCodec : public Codec {
   const QsgdSettings settings_;
 };
 
-// The L2 norm of what rounding takes off finite values: where that is random, the root of the
-// expected square. It does not depend on the number of threads.
+// Returns the L2 norm of the rounding errors of finite values; for stochastic rounding, the root of
+// its expected square. The result does not depend on the number of threads.
 double QsgdError(const float* values, int64_t size, const QsgdSettings& settings,
                  const ParallelFor& parallel_for);
 

@@ -2,10 +2,10 @@
 // GRADCOMP_TARGET, and above the include, in its namespace, the class `Vector`, which has the members
 // of OneLane. No include guard, because the target is a property of the functions.
 //
-// The last vector of a bin ends with the bin and overlaps the vector before, so that no vector is
-// partial: a masked store at the end of a bin would delay the loads of the next bin.
+// The last vector of a bin ends with the bin and overlaps the vector before. No vector is therefore
+// partial, because a masked store at the end of a bin would delay the loads of the next bin.
 
-// Far enough ahead that memory is busy while a bin is computed.
+// Prefetches far enough ahead to keep memory busy while a bin is computed.
 template <typename Number>
 GRADCOMP_TARGET inline void Prefetch(const Number* numbers) {
   constexpr int64_t kAhead = 1024;  // elements
@@ -31,7 +31,7 @@ struct BinSender {
   typename V::Words bin_max;
   Code* codes;
 
-  // `own` are the lanes whose codes no vector before has appended.
+  // `own` has the lanes whose codes are not yet appended by the vector before.
   GRADCOMP_TARGET __attribute__((always_inline)) void Send(typename V::Floats residual,
                                                            typename V::Floats gradient,
                                                            int64_t first, uint32_t own,
@@ -54,7 +54,7 @@ GRADCOMP_TARGET inline Code* SendBin(float* residual, const Gradient* gradient, 
   BinSender<V, Code> sender = {V::Broadcast(settings.boost), V::Broadcast(settings.scale),
                                V::Broadcast(bin_max), codes};
   const int64_t last = size - V::kWidth;
-  const auto last_residual = V::Load(residual + last);  // before the loop writes some of it
+  const auto last_residual = V::Load(residual + last);  // before the loop overwrites a part of it
   int64_t i = 0;
   for (; i < last; i += V::kWidth) {
     Prefetch(residual + i);
@@ -66,7 +66,7 @@ GRADCOMP_TARGET inline Code* SendBin(float* residual, const Gradient* gradient, 
   return sender.codes;
 }
 
-// A bin of zeros that stay zeros, as of unused rows of an embedding, is not written.
+// A bin of zeros that stays zero, as in unused rows of an embedding, is not written.
 inline bool StaysZero(const float* residual, int64_t size, uint32_t bin_max) {
   if (bin_max != 0) return false;
   uint32_t bits = 0;

@@ -19,7 +19,7 @@ bool IsSupported(Simd simd) {
   if (simd == Simd::kPortable) return true;
 #ifdef GRADCOMP_X86
   __builtin_cpu_init();
-  // Not asked for, because clang 14 can't: F16C, which every processor with AVX2 has.
+  // F16C is not checked, because clang 14 can't; every processor with AVX2 has it.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
                     __builtin_cpu_supports("popcnt");
   if (simd == Simd::kAvx2) return avx2;

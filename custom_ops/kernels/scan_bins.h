@@ -20,7 +20,7 @@ struct BinRun {
 
 struct SendSettings {
   float boost;  // scale factor - 1
-  float scale;  // the magnitude that is sent for each selected element
+  float scale;  // the magnitude sent for each selected element
 };
 
 inline constexpr int64_t kCodeSlack = 16;  // vectors of codes are stored whole
@@ -31,9 +31,9 @@ struct BinKernels {
   // not finite.
   void (*find_maxima)(const BinRun& run);
 
-  // Adds the gradient into the residual, selects elements by the maxima, appends their codes,
-  // subtracts what the codes say, and returns the end of the codes. `codes` has room for
-  // size + kCodeSlack codes.
+  // Adds the gradient to the residual, selects elements by the maxima, appends their codes,
+  // subtracts the sent values, and returns the end of the codes. `codes` has room for size +
+  // kCodeSlack codes.
   uint8_t* (*send)(const BinRun& run, const SendSettings& settings, uint8_t* codes);
 };
 

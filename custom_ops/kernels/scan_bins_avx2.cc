@@ -12,8 +12,8 @@
 namespace gradcomp {
 namespace {
 
-// On the functions, not on the file: inline functions of the standard library that this file
-// instantiates must run on any processor, because the linker may keep this copy of them.
+// The target applies to functions, not to the file. Inline functions of the standard library that
+// this file instantiates must run on any processor, because the linker may keep this copy of them.
 #define GRADCOMP_TARGET __attribute__((target("avx2,f16c,bmi,popcnt")))
 #define GRADCOMP_INLINE GRADCOMP_TARGET __attribute__((always_inline))
 
@@ -57,7 +57,7 @@ struct Vector {
   GRADCOMP_INLINE static Words Magnitude(Floats values) {
     return _mm256_and_si256(_mm256_castps_si256(values), Broadcast(~kSignBit));
   }
-  // Magnitudes are below 2^31: signed comparisons are right.
+  // Signed comparisons are correct, because magnitudes are below 2^31.
   GRADCOMP_INLINE static Words Max(Words a, Words b) { return _mm256_max_epi32(a, b); }
   GRADCOMP_INLINE static uint32_t LargestLane(Words lanes) {
     __m128i half =
@@ -80,7 +80,7 @@ struct Vector {
     return _mm256_sub_ps(accumulated, _mm256_and_ps(_mm256_or_ps(scale, sign), sent));
   }
 
-  // Without a branch on which lanes are sent, because that is random.
+  // Has no branch on the sent lanes, because they are random.
   template <typename Code>
   GRADCOMP_INLINE static Code* Append(Floats accumulated, uint32_t sent, int64_t first,
                                       Code* codes) {

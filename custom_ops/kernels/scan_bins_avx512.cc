@@ -2,11 +2,8 @@
 
 #ifdef GRADCOMP_X86
 
-#ifndef __clang__  // gcc 12 warns of its own _mm512_undefined_epi32
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
+#ifndef __clang__ // gcc 12 warns about its _mm512_undefined_epi32 pragma GCC diagnostic ignored
+#"-Wmaybe-uninitialized" pragma GCC diagnostic ignored "-Wuninitialized" endif include <immintrin.h>
 
 #include <algorithm>
 
@@ -16,7 +13,7 @@
 namespace gradcomp {
 namespace {
 
-// On the functions, not on the file: see scan_bins_avx2.cc.
+// The target applies to functions, not to the file: see scan_bins_avx2.cc.
 #define GRADCOMP_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,bmi,popcnt")))
 #define GRADCOMP_INLINE GRADCOMP_TARGET __attribute__((always_inline))
 
@@ -60,7 +57,7 @@ struct Vector {
     return _mm512_mask_sub_ps(accumulated, sent, accumulated, _mm512_castsi512_ps(sent_value));
   }
 
-  // Without a branch on which lanes are sent, because that is random.
+  // Has no branch on the sent lanes, because they are random.
   template <typename Code>
   GRADCOMP_INLINE static Code* Append(Floats accumulated, uint32_t sent, int64_t first,
                                       Code* codes) {

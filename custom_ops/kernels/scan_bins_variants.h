@@ -1,4 +1,4 @@
-// One function per instruction set, for scan_bins.cc alone.
+// Declares a function for each instruction set, only for scan_bins.cc.
 #pragma once
 
 #include "scan_bins.h"

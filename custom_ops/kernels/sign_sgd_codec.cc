@@ -15,7 +15,7 @@ constexpr int64_t kMeanWords = 1;
 
 int64_t WordsOf(int64_t size) { return size == 0 ? 0 : kMeanWords + PackedWords(size, kBits); }
 
-// The words of the signs from element `begin` on, which is the first of a chunk.
+// Returns the words of the signs from element `begin` on, the first element of a chunk.
 template <typename Word>
 Word* SignsAt(Word* words, int64_t begin) {
   return words + kMeanWords + begin / 32;

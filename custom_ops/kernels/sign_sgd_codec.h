@@ -8,14 +8,15 @@
 
 namespace gradcomp {
 
-// One word for the mean magnitude, then one bit per element: 1 if it is negative. A tensor without
-// elements takes no words.
+// A tensor has one word for the mean magnitude, then one bit per element: 1 if the element is
+// negative. A tensor without elements takes no words.
 class SignSgdCodec : public Codec {
  public:
   explicit SignSgdCodec(int64_t size);
 
-  // Magnitudes of a block are added in so many lanes, element i in lane i mod kLanes, then the lanes,
-  // and then the blocks: vector instructions can add in this order, too.
+  // The number of lanes in which magnitudes of a block are summed: element i in lane i mod kLanes.
+  // The sums of lanes are then added, and then the sums of blocks. Vector instructions can use this
+  // order, too.
   static constexpr int64_t kLanes = 8;
 
   std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,

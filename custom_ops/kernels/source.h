@@ -1,4 +1,4 @@
-// What a replica has of one tensor: its residual and its gradient.
+// A replica's residual and gradient of a tensor.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace gradcomp {
 
 struct Source {
-  float* residual;  // of some functions updated in place
+  float* residual;  // some functions update it in place
   const void* gradient;
   GradientType type;
 };
 
-// sums[i] = residual[begin + i] + gradient[begin + i].
+// Computes sums[i] = residual[begin + i] + gradient[begin + i].
 void Accumulate(const Source& source, int64_t begin, int64_t size, float* sums);
 
 }  // namespace gradcomp

@@ -10,7 +10,7 @@ namespace {
 
 uint32_t IndexAt(const int32_t* words, int64_t entry) { return static_cast<uint32_t>(words[entry]); }
 
-// What is above the last entry is sent, and of what equals it the first ones.
+// Sends all values above the last entry's magnitude, and the first values with this magnitude.
 class TopKEncoder : public TensorEncoder {
  public:
   TopKEncoder(const TopKCodec& codec, const Source& source, int32_t* words)
@@ -30,7 +30,7 @@ class TopKEncoder : public TensorEncoder {
  private:
   void Collect(int64_t block) {
     largest_.Collect(block, [&](int64_t begin, int64_t size, const float* sums) {
-      // What does not change stays unwritten: the rows of a table that are not used.
+      // Unchanged values are not written, such as unused rows of a table.
       float* residual = source_.residual + begin;
       if (std::memcmp(residual, sums, 4 * size) != 0) std::memcpy(residual, sums, 4 * size);
     });

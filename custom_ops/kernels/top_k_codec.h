@@ -1,5 +1,5 @@
-// Sends the entries of a tensor with the largest magnitudes: their indices, ascending, and then their
-// values. Of entries with equal magnitudes, the first ones are sent.
+// Sends the entries of a tensor with the largest magnitudes: their ascending indices, and then
+// their values. Among entries with equal magnitudes, the first are sent.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class TopKCodec : public Codec {
     return gradcomp::LargestMagnitude(words + entries_, entries_);
   }
 
-  // Sets `values` to zero where the words, which have been checked, say something.
+  // Sets the sent entries of `values` to zero; the words have been checked.
   void ClearSent(const int32_t* words, float* values) const;
 
  private:

@@ -6,7 +6,7 @@
 namespace gradcomp {
 namespace {
 
-// Into the words, and then out of the residual.
+// Copies the sums into the words, and then clears the residual.
 class WholeEncoder : public TensorEncoder {
  public:
   WholeEncoder(const WholeCodec& codec, const Source& source, int32_t* words)

@@ -1,4 +1,4 @@
-// Sends a tensor whole: its elements as float32, one word each.
+// Sends a tensor whole, with one float32 word for each element.
 #pragma once
 
 #include <cstdint>

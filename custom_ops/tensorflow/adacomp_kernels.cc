@@ -1,5 +1,5 @@
-// AdaComp's ops on CPUs and GPUs. Between a GPU and the host, only payloads and small facts about
-// them are copied. No op waits for a stream.
+// AdaComp's ops on CPUs and GPUs. Only payloads, and small facts about them, are copied between a
+// GPU and the host. No op waits for a stream.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -23,12 +23,13 @@ namespace {
 
 class AdaCompEncodeWork {
  public:
-  // Of one step. The variables, residuals and then second moments, are locked as long as it lives.
+  // The data of a step. The variables, residuals and then second moments, are locked during the
+  // lifetime of this object.
   struct Step {
     int64_t step = 0;
     std::vector<int64_t> bin_sizes;
-    std::vector<AdamSettings> adam;  // of each gradient; none without second moments
-    std::vector<const float*> squares;  // of each gradient, as of EncoderTensor
+    std::vector<AdamSettings> adam;  // for each gradient; empty without second moments
+    std::vector<const float*> squares;  // for each gradient; see EncoderTensor
     LockedResiduals variables;
   };
 
@@ -48,7 +49,7 @@ class AdaCompEncodeWork {
     return adam_.Read(context);
   }
 
-  // Reads and checks everything but the values of tensors.
+  // Reads and checks everything except the values of tensors.
   absl::Status Read(OpKernelContext* context, Step* step) const {
     TF_RETURN_IF_ERROR(GetScalar(context, 2 * num_tensors_, "step", &step->step));
     TF_RETURN_IF_ERROR(
@@ -71,7 +72,7 @@ class AdaCompEncodeWork {
     return CheckMomentShapes(step->variables);
   }
 
-  // Where the outputs cannot be allocated, variables are what they were.
+  // If the outputs cannot be allocated, the variables do not change.
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
     HostTensors host(context);
     std::vector<EncoderTensor> tensors;
@@ -103,7 +104,7 @@ class AdaCompEncodeWork {
   }
 
  private:
-  // After Unshare of the variables.
+  // Must be called after Unshare of the variables.
   std::vector<EncoderTensor> Tensors(OpKernelContext* context, const Step& step) const {
     std::vector<EncoderTensor> tensors;
     for (int i = 0; i < num_tensors_; ++i) {
@@ -128,7 +129,7 @@ class AdaCompEncodeWork {
     return header;
   }
 
-  // The outputs, on the host.
+  // The outputs in host memory.
   struct Outputs {
     int32_t* payload = nullptr;
     int64_t* tensor_bytes = nullptr;
@@ -144,7 +145,7 @@ class AdaCompEncodeWork {
     return absl::OkStatus();
   }
 
-  // Once the body is written: all the rest.
+  // Writes the other outputs, once the body is written.
   void Finish(const PayloadHeader& header, const Outputs& outputs) const {
     WriteHeader(header, outputs.payload);
     std::fill_n(outputs.tensor_bytes, num_tensors_, 0);
@@ -154,7 +155,7 @@ class AdaCompEncodeWork {
     }
   }
 
-  // Copies the payload once its length is known.
+  // Copies the payload, once its length is known.
   void Send(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
             const Step& step, const EncodedOnGpu& encoded,
             const gpu::EncodeSummary& summary) const {
@@ -163,9 +164,9 @@ class AdaCompEncodeWork {
     const absl::Status allocated = Allocate(context, header, &outputs);
     const CurrentContext current(queue->driver(), queue->context());
     if (!allocated.ok()) {
-      // No op has seen the variables since: each waits for this one.
+      // No op has seen the changed variables, because all other ops wait for this op.
       TakeBackAdaComp(encoded, queue);
-      queue->KeepUntilDone().IgnoreError();  // the first error counts
+      queue->KeepUntilDone().IgnoreError();  // the first error is reported
       context->SetStatus(allocated);
       return done();
     }
@@ -181,7 +182,7 @@ class AdaCompEncodeWork {
       if (shape == variables.shape(i)) continue;
       return InvalidArgument("second moment ", i, " has shape ", shape.DebugString(),
                              "; expected ", variables.shape(i).DebugString(),
-                             ", that of its residual");
+                             ", the shape of its residual");
     }
     return absl::OkStatus();
   }

@@ -1,4 +1,4 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/adacomp.py.
+// Registers the ops with their shape functions. tf_gradcomp/ops/adacomp.py documents the ops.
 #include <cstdint>
 #include <vector>
 

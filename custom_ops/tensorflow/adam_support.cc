@@ -60,7 +60,7 @@ absl::Status SquaresInputs::At(OpKernelContext* context, int first, int i,
   if (input.NumElements() == 0) return absl::OkStatus();
   if (input.shape() != gradient) {
     return InvalidArgument("squares ", i, " have shape ", input.shape().DebugString(),
-                           "; expected ", gradient.DebugString(), ", that of the gradient, or none");
+                           "; expected ", gradient.DebugString(), ", the shape of the gradient, or none");
   }
   *squares = input.flat<float>().data();
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The attributes and the input that say how gradients are divided by their second moments.
+// The attributes and the input that define the division of gradients by second moments.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ class AdamAttributes {
   // Reads and checks beta_2, epsilon and scale.
   absl::Status Read(OpKernelConstruction* context);
 
-  // Reads and checks the input, which errors call `name`: Adam's step, from 1 on, for each gradient or,
-  // as a scalar, for all.
+  // Reads and checks the input, which errors call `name`: Adam's step, from 1 on, for each
+  // gradient, or as a scalar for all gradients.
   absl::Status At(OpKernelContext* context, int input, const char* name,
                   int num_gradients, std::vector<AdamSettings>* settings) const;
 
@@ -29,8 +29,8 @@ class AdamAttributes {
   float scale_;
 };
 
-// The inputs that give squares in place of the gradients' own: one for each gradient, in its shape or
-// empty, or none at all.
+// The inputs that replace the squares of gradients: one for each gradient, in its shape or empty;
+// or no inputs.
 class SquaresInputs {
  public:
   // Reads and checks the number of squares, the attribute S.
@@ -38,7 +38,8 @@ class SquaresInputs {
 
   int size() const { return num_squares_; }
 
-  // Reads and checks those of a gradient; null if they are its own. `first` is the first of the inputs.
+  // Reads and checks the squares of a gradient; null if the gradient itself is squared. `first` is
+  // the first of the inputs.
   absl::Status At(OpKernelContext* context, int first, int i,
                   const TensorShape& gradient, const float** squares) const;
 

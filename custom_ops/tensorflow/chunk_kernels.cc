@@ -1,5 +1,5 @@
-// The chunk ops on CPUs and GPUs. Between a GPU and the host, only offsets and one value of each chunk
-// are copied.
+// The chunk ops on CPUs and GPUs. Only offsets, and one value of each chunk, are copied between a
+// GPU and the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,10 +17,11 @@
 namespace gradcomp {
 namespace {
 
-// Residuals, gradients and chunk sizes are the first inputs; those of the op itself follow.
+// The first inputs are residuals, gradients and chunk sizes. The op's own inputs follow.
 class ChunkInputs {
  public:
-  // What an op works on, locked for as long as this lives.
+  // The layout and the variables of an op. The variables are locked during the lifetime of this
+  // object.
   struct Work {
     LockedResiduals residuals;
     std::unique_ptr<ChunkLayout> layout;
@@ -45,13 +46,13 @@ class ChunkInputs {
     return GetScalar(context, own_index(i), name, flag);
   }
 
-  // The first input of its own, checked.
+  // Reads and checks the op's first own input.
   absl::Status GetOffsets(OpKernelContext* context, const Work& work,
                           const int32_t** offsets) const {
     const Tensor& tensor = own_input(context, 0);
     if (tensor.NumElements() != work.layout->num_words()) {
       return InvalidArgument("offsets have ", tensor.NumElements(), " words; expected ",
-                             work.layout->num_words(), ": those of the same tensors and chunks");
+                             work.layout->num_words(), ": the offsets of the same tensors and chunks");
     }
     *offsets = tensor.flat<int32_t>().data();
     return ToTensorFlow(CheckOffsets(*work.layout, *offsets));
@@ -119,7 +120,7 @@ class ChunkTakeWork : public ChunkInputs {
   struct Step {
     Work work;
     const int32_t* offsets = nullptr;
-    float* values = nullptr;  // the output; the flag behind them is written
+    float* values = nullptr;  // the output; the flag after it is already written
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
@@ -167,9 +168,9 @@ class ChunkApplyWork : public ChunkInputs {
     Work work;
     const int32_t* offsets = nullptr;
     const float* totals = nullptr;
-    const float* rests = nullptr;  // null: none
+    const float* rests = nullptr;  // null without rests
     bool own_finite = false;
-    bool finite = false;  // with the totals
+    bool finite = false;  // including the totals
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
@@ -177,7 +178,7 @@ class ChunkApplyWork : public ChunkInputs {
     return ChunkInputs::ReadAttributes(context, 5);
   }
 
-  // Writes the output `all_finite`, too.
+  // Also writes the output `all_finite`.
   absl::Status Read(OpKernelContext* context, Step* step) const {
     TF_RETURN_IF_ERROR(GetFlag(context, 2, "own_finite", &step->own_finite));
     TF_RETURN_IF_ERROR(GetFlag(context, 3, "finite", &step->finite));
@@ -272,7 +273,7 @@ REGISTER_KERNEL_BUILDER(ON_GPU("ChunkApply")
 
 #undef ON_GPU
 
-// This one and the next read no value of a tensor.
+// This op and the next op read no values of tensors.
 class ChunkDrawOp : public OpKernel {
  public:
   explicit ChunkDrawOp(OpKernelConstruction* context) : OpKernel(context) {

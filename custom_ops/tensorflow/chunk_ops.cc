@@ -1,4 +1,4 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/chunks.py.
+// Registers the ops with their shape functions. tf_gradcomp/ops/chunks.py documents the ops.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -12,15 +12,15 @@
 namespace gradcomp {
 namespace {
 
-// What all of them have in common.
+// The dimensions that all ops share.
 struct Common {
   int num_tensors;  // the attribute N
   int own_input;    // the first
-  DimensionHandle offsets;  // words; unknown if shapes or settings are
-  DimensionHandle values;   // elements, with the flag; likewise
-  DimensionHandle whole;    // values of tensors sent whole; likewise
-  DimensionHandle coded;    // the others; likewise
-  DimensionHandle scales;   // tensors that they are of; likewise
+  DimensionHandle offsets;  // words; unknown if shapes or settings are unknown
+  DimensionHandle values;   // elements, including the flag
+  DimensionHandle whole;    // values of tensors that are sent whole
+  DimensionHandle coded;    // values of the other tensors
+  DimensionHandle scales;   // tensors with such values
 };
 
 absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_sizes,

@@ -1,5 +1,5 @@
-// The ops <Method>Decode and <Method>PutBack of methods whose payloads are gathered. What crosses from a
-// GPU to the host and back is payloads. A method has a class of settings:
+// The ops <Method>Decode and <Method>PutBack of methods that gather payloads. Only payloads are
+// copied between a GPU and the host. A method has a class of settings:
 //
 //   struct Settings {
 //     using Decoder;                       // such as FixedLengthDecoder
@@ -26,7 +26,7 @@
 
 namespace gradcomp {
 
-// The part that all ops of a method share.
+// The base of all ops of a method.
 template <typename Settings>
 class PayloadInputs {
  public:
@@ -40,7 +40,7 @@ class PayloadInputs {
   using MethodCodecs = std::vector<decltype(std::declval<Settings>().NewCodec(0, 0))>;
   static constexpr int kMainInputs = Settings::kMain == nullptr ? 0 : 1;
 
-  // Reads the main settings, the last input; an empty list for a method without any.
+  // Reads the main settings, the last input; an empty list for a method without main settings.
   absl::Status GetMain(OpKernelContext* context, std::vector<int64_t>* main) const {
     if constexpr (kMainInputs == 0) {
       return absl::OkStatus();
@@ -50,7 +50,7 @@ class PayloadInputs {
     }
   }
 
-  // `shapes` has .shape(i) of each tensor.
+  // `shapes` has a method shape(i).
   template <typename Shapes>
   MethodCodecs NewCodecs(const std::vector<int64_t>& main, const Shapes& shapes) const {
     MethodCodecs codecs;
@@ -71,8 +71,8 @@ class PayloadInputs {
 template <typename Settings>
 struct DecodeStep {
   std::vector<decltype(std::declval<Settings>().NewCodec(0, 0))> codecs;
-  std::unique_ptr<typename Settings::Decoder> decoder;  // of payloads that are checked
-  LockedResiduals residuals;                            // of PutBack
+  std::unique_ptr<typename Settings::Decoder> decoder;  // with checked payloads
+  LockedResiduals residuals;                            // for PutBack
   bool* finite = nullptr;                               // the output of Decode
 };
 
@@ -124,7 +124,7 @@ class DecodeInputs : public PayloadInputs<Settings> {
 
   absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
     *step->finite = step->decoder->finite();
-    // Where a sum may overflow, the host finds out whether one does.
+    // If a sum may overflow, the host computes the sums.
     if (*step->finite && !step->decoder->ReducesToFinite()) return OnHost(context, step);
     std::vector<float*> reduced;
     TF_RETURN_IF_ERROR(AllocateReduced(context, *this, num_tensors_, &reduced));
@@ -187,8 +187,8 @@ class PutBackInputs : public PayloadInputs<Settings> {
 
 }  // namespace gradcomp
 
-// Registers the kernels of <Method>Decode and <Method>PutBack for both devices. Behind the method and its
-// settings come the HostMemory(...) of the inputs that only this method has.
+// Registers the kernels of <Method>Decode and <Method>PutBack for both devices. The last argument
+// has HostMemory(...) for the method's own inputs.
 #define GRADCOMP_DECODE_KERNELS(method, Settings, own_inputs)                          \
   REGISTER_KERNEL_BUILDER(Name(method "Decode").Device(DEVICE_CPU),                    \
                           OpOnHost<DecodeInputs<Settings>>);                           \

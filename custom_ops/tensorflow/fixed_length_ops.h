@@ -1,6 +1,6 @@
-// The ops of methods whose payloads have a fixed length. Beside what decode_ops.h says, their settings
-// derive from FixedLengthMethod, and have the function of the method `kEncodeOnGpu`
-// (gpu/fixed_on_gpu.h); NewCodec returns a std::unique_ptr<const Codec>.
+// The ops of methods with payloads of fixed length. In addition to the members in decode_ops.h,
+// their settings derive from FixedLengthMethod, and have the method's function `kEncodeOnGpu`
+// (gpu/fixed_on_gpu.h). NewCodec returns a std::unique_ptr<const Codec>.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ template <Method method>
 struct FixedLengthMethod {
   using Decoder = FixedLengthDecoder;
   static constexpr Method kMethod = method;
-  static constexpr bool kDependsOnReplica = false;  // true: Encode has an input `replica`, its number
+  static constexpr bool kDependsOnReplica = false;  // true: Encode has an input `replica`, the replica's number
 
   absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
 
@@ -99,9 +99,8 @@ class FixedLengthEncodeInputs : public PayloadInputs<Settings> {
 
 }  // namespace gradcomp
 
-// Registers the kernels of <Method>Encode, <Method>Decode and <Method>PutBack for both devices. Behind
-// the method and its settings come the HostMemory(...) of its own inputs: all of Encode's, and what the
-// others have of them.
+// Registers the kernels of <Method>Encode, <Method>Decode and <Method>PutBack for both devices. The
+// last arguments have HostMemory(...) for the method's own inputs, of Encode and of the other ops.
 #define GRADCOMP_FIXED_LENGTH_KERNELS(method, Settings, encode_inputs, other_inputs)   \
   GRADCOMP_DECODE_KERNELS(method, Settings, other_inputs);                             \
   REGISTER_KERNEL_BUILDER(Name(method "Encode").Device(DEVICE_CPU),                    \

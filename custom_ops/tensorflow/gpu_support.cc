@@ -30,7 +30,7 @@ void SayOnce(const std::string& why) {
                << ". Gradients are copied to the host for compression.";
 }
 
-// As a driver's callback wants it.
+// The argument of a driver's callback.
 struct Callback {
   tensorflow::thread::ThreadPool* threads;
   std::function<void()> work;

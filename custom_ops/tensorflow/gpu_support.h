@@ -1,4 +1,4 @@
-// What the kernels of ops share on GPUs.
+// Helpers of the ops' kernels on GPUs.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace gradcomp {
 
-// The kernels of the device that an op runs on, checked. Null if they can't be used: the user has been
-// told why, once, and the op does its work on the host.
+// Returns the checked kernels of an op's device. Null if the kernels can't be used; the reason is
+// logged once, and the op does its work on the host.
 const KernelsOnGpu* UsableKernels(OpKernelContext* context);
 
-// TensorFlow's stream and memory. Lives, with all that it has allocated, until its work is done and a
-// callback has run.
+// A queue on TensorFlow's stream, with TensorFlow's memory. The object and its memory live until
+// its work is done and a callback has run.
 class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<TensorFlowQueue> {
  public:
   TensorFlowQueue(const KernelsOnGpu& kernels, OpKernelContext* context);
@@ -26,27 +26,27 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   void* Allocate(int64_t bytes) override;
   void* Upload(const void* data, int64_t bytes) override;
 
-  // On the host, where the device can write.
+  // Allocates host memory that the device can write.
   void* AllocateOnHost(int64_t bytes);
 
   void CopyToHost(const void* from, int64_t bytes, void* to);
 
-  // Copies a flag to the host; a null flag counts as 0. Returns null where memory is out.
+  // Copies a flag to the host; a null flag counts as 0. Returns null if no memory is left.
   int* FlagToHost(const int* flag);
 
   void CopyOnGpu(const void* from, int64_t bytes, void* to);
 
-  // Before the first write to variables.
+  // Must be called before the first write to variables.
   absl::Status Unshare(LockedResiduals* variables);
 
-  // Runs `work` on a thread of TensorFlow's once all work so far is done; `work` calls `done`. Where
-  // that is not certain, `work` will not run: the op fails, and this calls `done`.
+  // Runs `work` on a TensorFlow thread once all earlier work is done; `work` calls `done`. After an
+  // error, `work` does not run: the op fails, and this function calls `done`.
   void Continue(const AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
-  // Runs `work` and then `done` once all work so far is done, as Continue does.
+  // Like Continue, but calls `done` after `work`.
   void Finish(const AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
-  // What an op returns that waits for nothing: all memory is kept as long as it is in use.
+  // Keeps all memory until the work is done; for an op that waits for nothing.
   absl::Status KeepUntilDone();
 
   absl::Status ToTensorFlow() const;
@@ -54,7 +54,7 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
  private:
   void* AllocateWith(AllocatorAttributes attributes, int64_t bytes);
 
-  // Runs `work` on a thread of TensorFlow's once all work so far is done; returns false where it will
+  // Runs `work` on a TensorFlow thread once all earlier work is done; returns false if `work` will
   // not run.
   bool Then(std::function<void()> work);
 

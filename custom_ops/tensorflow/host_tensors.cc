@@ -51,11 +51,11 @@ absl::Status HostTensors::Sources(LockedResiduals* variables, int num_tensors, b
 }
 
 absl::Status HostTensors::Output(int i, const TensorShape& shape, float** data,
-                                 int in_place_of) {
+                                 int forwarded_input) {
   Tensor* output;
-  if (!on_gpu_ && in_place_of >= 0) {
+  if (!on_gpu_ && forwarded_input >= 0) {
     TF_RETURN_IF_ERROR(
-        context_->forward_input_or_allocate_output({in_place_of}, i, shape, &output));
+        context_->forward_input_or_allocate_output({forwarded_input}, i, shape, &output));
   } else {
     TF_RETURN_IF_ERROR(context_->allocate_output(i, shape, &output));
   }
@@ -72,7 +72,8 @@ absl::Status HostTensors::Finish() {
   for (const Copy& output : outputs_) {
     TF_RETURN_IF_ERROR(CopyToDevice(output.on_host, output.on_device));
   }
-  // Into new buffers: values that were read may share the old ones. All of them, before any changes.
+  // Copies into new buffers, because values that were read may share the old buffers. All buffers
+  // are copied before any variable changes.
   std::vector<Tensor> written;
   for (const Copy& variable : variables_) {
     const Tensor& on_host = variable.on_host;

@@ -1,4 +1,4 @@
-// The tensors of an op that does its work on the host, whatever device it runs on.
+// Host copies of an op's tensors, for an op that does its work on the host but runs on any device.
 #pragma once
 
 #include <deque>
@@ -10,26 +10,27 @@
 
 namespace gradcomp {
 
-// On a CPU, inputs, variables and outputs as they are. On a GPU, where an op comes whose kernels can't be
-// used, copies of them; what was written goes to the device with Finish, and is lost without it.
+// On a CPU, these are the inputs, variables and outputs themselves. On a GPU whose kernels can't be
+// used, these are copies. Finish copies written data to the device; without Finish, the data is
+// lost.
 class HostTensors {
  public:
   explicit HostTensors(OpKernelContext* context);
 
-  // An input of the op that is on its device.
+  // Gets an input of the op that is on its device.
   absl::Status Input(int i, const Tensor** input);
 
-  // Variables that are read and, if `writes`, written in place.
+  // Gets variables that are read and, if `writes`, written in place.
   absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);
 
-  // The first `num_tensors` variables, which are residuals, with their gradients, the inputs behind
-  // them. `others` gets the data of the other variables, if it is given.
+  // Gets the first `num_tensors` variables, which are residuals, with their gradients, which are
+  // the next inputs. `others` gets the data of the other variables, if it is given.
   absl::Status Sources(LockedResiduals* variables, int num_tensors, bool writes,
                        std::vector<Source>* sources, std::vector<float*>* others = nullptr);
 
-  // Allocates an output that is on the op's device; on a CPU in place of an input, if that may be.
+  // Allocates an output on the op's device; on a CPU, reuses the memory of an input if possible.
   absl::Status Output(int i, const TensorShape& shape, float** data,
-                      int in_place_of = -1);
+                      int forwarded_input = -1);
 
   absl::Status Finish();
 

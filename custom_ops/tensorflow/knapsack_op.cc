@@ -1,4 +1,4 @@
-// L-GreCo's plan. What it computes: tf_gradcomp/ops/knapsack.py.
+// The op of L-GreCo's plan. tf_gradcomp/ops/knapsack.py documents the op.
 #include <cstdint>
 #include <vector>
 

@@ -11,10 +11,10 @@
 namespace gradcomp {
 namespace {
 
-// Residuals, gradients and entries are the first inputs; those of the op itself follow.
+// The first inputs are residuals, gradients and entries. The op's own inputs follow.
 class LeaderInputs {
  public:
-  // Variables are locked for as long as this lives.
+  // Variables are locked during the lifetime of this object.
   struct Step {
     LockedResiduals residuals;
     std::unique_ptr<LeaderLayout> layout;
@@ -43,7 +43,7 @@ class LeaderInputs {
     return SourcesOf(context, step.residuals, num_tensors_);
   }
 
-  // Reads and checks the first own input.
+  // Reads and checks the op's first own input.
   absl::Status GetPlaces(OpKernelContext* context, const Step& step, const int32_t** places) const {
     const Tensor& tensor = own_input(context, 0);
     if (tensor.NumElements() != step.layout->num_place_words()) {
@@ -171,11 +171,11 @@ class LeaderApplyInputs : public LeaderInputs {
   static absl::Status CheckSums(const Tensor& totals, const Tensor& rests, int64_t count) {
     if (totals.NumElements() != count) {
       return InvalidArgument("totals has ", totals.NumElements(), " elements; expected ", count,
-                             ", those of the entries and of tensors that are sent whole");
+                             ", for the entries and the tensors that are sent whole");
     }
     if (rests.NumElements() > count) {
       return InvalidArgument("rests has ", rests.NumElements(), " elements; expected at most ",
-                             count, ", those of the totals");
+                             count, ", as for the totals");
     }
     return absl::OkStatus();
   }

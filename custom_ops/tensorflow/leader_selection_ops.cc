@@ -1,4 +1,5 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/leader_selection.py.
+// Registers the ops with their shape functions. tf_gradcomp/ops/leader_selection.py documents the
+// ops.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -12,7 +13,7 @@
 namespace gradcomp {
 namespace {
 
-// Unknown if shapes or entries are.
+// The lengths of vectors; unknown if shapes or entries are unknown.
 struct LeaderLengths {
   DimensionHandle place_words;
   DimensionHandle values;
@@ -32,7 +33,7 @@ absl::Status GetLeaderLengths(InferenceContext* c, int num_tensors, LeaderLength
   return absl::OkStatus();
 }
 
-// Checks the ranks of an op's own inputs, too.
+// Also checks the ranks of an op's own inputs.
 absl::Status CheckLeaderInputs(InferenceContext* c, const std::vector<int>& own_ranks,
                                int* num_tensors, LeaderLengths* lengths) {
   TF_RETURN_IF_ERROR(c->GetAttr("N", num_tensors));

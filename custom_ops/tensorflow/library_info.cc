@@ -1,4 +1,4 @@
-// What tf_gradcomp/ops/library.py asks of the library.
+// Functions of the library that tf_gradcomp/ops/library.py calls.
 #include <string>
 
 #include "../gpu/driver.h"
@@ -11,16 +11,17 @@
 
 extern "C" {
 
-// Found by its prefix in the file, because a library for another TensorFlow can't be opened.
+// Python finds this text by its prefix in the file, because a library for another TensorFlow can't
+// be opened.
 extern const char tf_gradcomp_build_info[];
 const char tf_gradcomp_build_info[] = "tf_gradcomp built for TensorFlow " TF_GRADCOMP_TENSORFLOW_VERSION;
 
 const char* tf_gradcomp_simd() { return gradcomp::Name(gradcomp::BestSimd()); }
 
-// Where NVRTC lies.
+// Sets the path of NVRTC.
 void tf_gradcomp_set_nvrtc(const char* path) { gradcomp::SetNvrtcPath(path); }
 
-// Compiles the kernels for a compute capability, 90 for 9.0; returns what is wrong, or "".
+// Compiles the kernels for a compute capability, 90 for 9.0; returns an error, or "".
 const char* tf_gradcomp_gpu_compile(int capability) {
   static thread_local std::string error;
   std::vector<char> cubin;
@@ -28,8 +29,8 @@ const char* tf_gradcomp_gpu_compile(int capability) {
   return error.c_str();
 }
 
-// Of a device: its name, its compute capability, and why the kernels are not used, or "". The first
-// call compiles and checks them.
+// These functions return a device's name, its compute capability, and the reason why its kernels
+// are not used, or "". The first call compiles and checks the kernels.
 const char* tf_gradcomp_gpu_name(int ordinal) {
   return gradcomp::KernelsOnGpu::Of(ordinal).device.c_str();
 }

@@ -1,5 +1,6 @@
-// Ops as classes of work, on the host and on a GPU. Where the GPU kernels cannot be used, an op works on
-// the host. A class of work has a Step, which may lock variables, and
+// Templates of ops that run on the host or on a GPU. If the GPU kernels cannot be used, an op does
+// its work on the host. An op is defined by a class with a type Step, which may lock variables, and
+// with the functions
 //
 //   absl::Status ReadAttributes(OpKernelConstruction* context);
 //   absl::Status Read(OpKernelContext* context, Step* step) const;    // inputs
@@ -24,8 +25,8 @@ class OpOfWork : public Kernel {
   }
 
  protected:
-  // Reads the step and passes it to the GPU by give(queue). Without usable kernels, does the step on
-  // the host and sets *on_host.
+  // Reads the step and submits it to the GPU by give(queue). Without usable kernels, runs the step
+  // on the host and sets *on_host.
   template <typename Give>
   absl::Status Start(OpKernelContext* context, typename Work::Step* step, bool* on_host,
                      const Give& give) const {
@@ -53,7 +54,7 @@ class OpOnHost : public OpOfWork<OpKernel, Work> {
   }
 };
 
-// An op that waits for nothing. Its work has
+// An op that waits for nothing. Its class also has
 //
 //   absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const;
 template <typename Work>
@@ -71,13 +72,13 @@ class OpOnGpu : public OpOfWork<OpKernel, Work> {
   }
 };
 
-// An op whose outputs are on the host. Its work has
+// An op whose outputs are on the host. Its class also has
 //
 //   absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
 //                      const DoneCallback& done) const;
 //
-// OnGpu unlocks the step's variables once it has queued all their readers, and ends with
-// TensorFlowQueue::Finish or Continue. If it returns an error, it has called neither.
+// OnGpu unlocks the step's variables once all work that reads them is queued, and ends with
+// TensorFlowQueue::Finish or Continue. OnGpu calls neither if it returns an error.
 template <typename Work>
 class AsyncOpOnGpu : public OpOfWork<AsyncOpKernel, Work> {
  public:

@@ -90,7 +90,7 @@ absl::Status CheckVariable(Var* variable, const char* name, int i) {
   }
   if (tensor.dtype() != tensorflow::DT_FLOAT) {
     return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(tensor.dtype()),
-                           "; expected float32, whatever the type of the gradient");
+                           "; expected float32 for every type of gradient");
   }
   return ToTensorFlow(CheckTensorSize(i, tensor.NumElements()));
 }
@@ -108,10 +108,10 @@ absl::Status LockedResiduals::Lock(OpKernelContext* context,
   }
   std::vector<Var*> in_order;
   for (const auto& variable : variables_) in_order.push_back(variable.get());
-  // By address, so that two ops with the same variables don't wait for each other.
+  // Sorts by address, so that two ops with the same variables don't deadlock.
   std::sort(in_order.begin(), in_order.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
   if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
-    return InvalidArgument("a ", Names(inputs), " is given twice; expected a variable of its own "
+    return InvalidArgument("a ", Names(inputs), " is given twice; expected a separate variable "
                            "for each tensor");
   }
   for (Var* variable : in_order) {
@@ -160,7 +160,7 @@ absl::Status CheckGradientShapes(OpKernelContext* context, const LockedResiduals
     const TensorShape& shape = context->input(num_tensors + i).shape();
     if (shape == residuals.shape(i)) continue;
     return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
-                           residuals.shape(i).DebugString(), ", that of its residual");
+                           residuals.shape(i).DebugString(), ", the shape of its residual");
   }
   return absl::OkStatus();
 }

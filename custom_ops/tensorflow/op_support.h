@@ -1,4 +1,4 @@
-// What the OpKernels share.
+// Helpers of the OpKernels.
 #pragma once
 
 #include <functional>
@@ -17,17 +17,18 @@ namespace gradcomp {
 
 GradientType ToGradientType(tensorflow::DataType dtype);
 
-// Memory of the host from and to which a device copies without waiting.
+// Returns the attributes of pinned host memory, for asynchronous copies.
 AllocatorAttributes PinnedOnHost();
 
-// An output that is a vector there.
+// Allocates an output vector in pinned host memory.
 absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size,
                             Tensor** output);
 
-// TensorFlow's intra-op threads.
+// Returns a ParallelFor on TensorFlow's intra-op threads.
 ParallelFor ThreadPool(OpKernelContext* context);
 
-// Reads the input, a vector that errors call `name`: a setting of each tensor. A method checks it.
+// Reads the input, a vector that errors call `name`, with a setting of each tensor. The method
+// checks the settings.
 absl::Status GetSettings(OpKernelContext* context, int input, const char* name,
                          std::vector<int64_t>* settings);
 
@@ -44,21 +45,22 @@ absl::Status GetScalar(OpKernelContext* context, int input, const char* name,
   return absl::OkStatus();
 }
 
-// Checks that the inputs are residuals, as many gradients, and what an op has of its own.
+// Checks that the inputs are residuals, as many gradients, and the op's own inputs.
 absl::Status CheckOneGradientEach(OpKernelConstruction* context, int num_tensors,
                                   int num_own_inputs);
 
-// Checks that there is a row for each replica.
+// Checks that `payloads` has a row for each replica.
 absl::Status CheckRows(const Tensor& payloads);
 
-// Inputs of an op that are variables; errors call each of them `name`.
+// The inputs of an op that are variables; errors call each of them `name`.
 struct VariableInputs {
   int first;
   int size;
   const char* name;
 };
 
-// Resource variables, locked for as long as this lives, that may be written in place.
+// Resource variables that are locked during the lifetime of this object, and may be written in
+// place.
 class LockedResiduals {
  public:
   absl::Status Lock(OpKernelContext* context, int num_variables, int first_input = 0,
@@ -66,28 +68,29 @@ class LockedResiduals {
     return Lock(context, {{first_input, num_variables, name}});
   }
 
-  // All that an op locks, at once, so that no two ops wait for each other. They are numbered on.
+  // Locks all variables of an op at once, so that no two ops deadlock. Variables are numbered
+  // consecutively.
   absl::Status Lock(OpKernelContext* context,
                     const std::vector<VariableInputs>& inputs);
 
   const TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
 
-  // Before the first write: gives a variable a buffer of its own if a value that was read from it
-  // still shares it, as TensorFlow's own assignments do.
+  // Must be called before the first write. Gives a variable a new buffer if a value that was read
+  // from the variable still shares its buffer, like TensorFlow's own assignments.
   absl::Status Unshare(OpKernelContext* context);
 
-  // The same, by copy(from, size, to), for variables that are not on the host.
+  // Does the same by copy(from, size, to), for variables that are not on the host.
   using Copy = std::function<absl::Status(const float* from, int64_t size, float* to)>;
   absl::Status Unshare(OpKernelContext* context, const Copy& copy);
 
-  // Before this ends, once all work is given to a stream that works in order.
+  // Unlocks early, once all work is submitted to a stream.
   void Unlock() { locks_.clear(); }
 
   int size() const { return static_cast<int>(variables_.size()); }
   std::vector<int64_t> all_sizes() const;  // elements
   Tensor* tensor(int i) const { return variables_[i]->tensor(); }
 
-  // After Unshare.
+  // Must be called after Unshare.
   float* data(int i) const { return variables_[i]->tensor()->flat<float>().data(); }
   std::vector<float*> all_data() const {
     std::vector<float*> all;
@@ -100,14 +103,14 @@ class LockedResiduals {
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;  // released before the variables
 };
 
-// Checks that the inputs behind the residuals are gradients of the same shapes.
+// Checks that the inputs after the residuals are gradients of the same shapes.
 absl::Status CheckGradientShapes(OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
 
-// Allocates an output that is one bool, on the host.
+// Allocates a bool output on the host.
 absl::Status AllocateFlag(OpKernelContext* context, int i, bool** flag);
 
-// Allocates the first outputs on the op's device: one in each shape, which `shapes` has as .shape(i).
+// Allocates the first outputs on the op's device, with the shapes shapes.shape(i).
 template <typename Shapes>
 absl::Status AllocateReduced(OpKernelContext* context, const Shapes& shapes, int num_tensors,
                              std::vector<float*>* reduced) {
@@ -119,8 +122,8 @@ absl::Status AllocateReduced(OpKernelContext* context, const Shapes& shapes, int
   return absl::OkStatus();
 }
 
-// Residuals and their gradients, which are the inputs behind them, on the op's device. Residuals may
-// be shared as long as they are only read.
+// Returns residuals and their gradients, which are the next inputs, on the op's device. Residuals
+// may be shared while they are only read.
 std::vector<Source> SourcesOf(OpKernelContext* context,
                               const LockedResiduals& residuals, int num_tensors);
 

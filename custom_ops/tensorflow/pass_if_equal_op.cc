@@ -1,4 +1,4 @@
-// A check without a side effect. What it is for: tf_gradcomp/ops/pass_if_equal.py.
+// A check without a side effect; see tf_gradcomp/ops/pass_if_equal.py.
 #include <string>
 
 #include "status.h"
@@ -28,7 +28,7 @@ class PassIfEqualOp : public OpKernel {
     const auto values = a.flat<float>();
     const auto others = b.flat<float>();
     for (int64_t i = 0; i < values.size(); ++i) {
-      if (!(values(i) == others(i))) return false;  // NaN is equal to nothing
+      if (!(values(i) == others(i))) return false;  // NaN equals nothing
     }
     return true;
   }

@@ -1,5 +1,5 @@
-// The header of payloads, for methods that write the rest of them in plain TensorFlow. What the ops
-// compute: tf_gradcomp/ops/payload.py.
+// Ops for the header of payloads, for methods that write payloads in plain TensorFlow.
+// tf_gradcomp/ops/payload.py documents the ops.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -29,7 +29,7 @@ class PayloadOp : public OpKernel {
 
   int64_t method_;
   int64_t fingerprint_;
-  int64_t num_tensors_;  // of a method without settings; otherwise negative
+  int64_t num_tensors_;  // for a method without settings; otherwise negative
   bool same_length_;     // whether the payloads of all replicas are equally long
 };
 
@@ -99,12 +99,12 @@ class PayloadReadOp : public PayloadOp {
       OP_REQUIRES_OK(context, ToTensorFlow(OfReplica(i, CheckHeader(views[i], expected))));
       if (views[i].header.non_finite()) finite->scalar<bool>()() = false;
       lengths->vec<int64_t>()(i) = views[i].body_words();
-      to = std::copy_n(views[i].body(), body_words, to);  // zeros follow it: see ReadRows
+      to = std::copy_n(views[i].body(), body_words, to);  // zeros follow: see ReadRows
     }
   }
 };
 
-// Sets output 0 to the shape of input 0, whose last axis has `more` words more.
+// Sets output 0 to the shape of input 0, with `more` additional words on the last axis.
 absl::Status Lengthened(InferenceContext* c, int rank, int64_t more) {
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), rank, &shape));

@@ -20,13 +20,14 @@ inline int64_t RowsOf(const TensorShape& shape) {
   return shape.num_elements() == 0 ? 0 : shape.num_elements() / ColumnsOf(shape);
 }
 
-// The factors that an op has: none, Q as [columns, R], or P above Q as [rows + columns, R].
+// The factors of an op: none, Q as [columns, R], or P above Q as [rows + columns, R].
 enum class FactorInputs { kNone, kRight, kBoth };
 
 // The inputs are residuals, gradients, factors if the op has any, the op's own inputs, and the ranks.
 class PowerSgdInputs {
  public:
-  // The variables of an op, locked as long as this lives: residuals, then factors.
+  // The variables of an op, residuals and then factors, which are locked during the lifetime of
+  // this object.
   struct Work {
     std::vector<int64_t> ranks;
     LockedResiduals variables;
@@ -56,7 +57,7 @@ class PowerSgdInputs {
     return has_factors() ? CheckFactors(*work) : absl::OkStatus();
   }
 
-  // On the op's device. Variables may be shared as long as they are only read.
+  // Returns the tensors on the op's device. Variables may be shared while they are only read.
   std::vector<PowerSgdTensor> Tensors(OpKernelContext* context, const Work& work) const {
     std::vector<PowerSgdTensor> tensors;
     const std::vector<Source> sources = SourcesOf(context, work.variables, num_tensors_);
@@ -64,7 +65,7 @@ class PowerSgdInputs {
     return tensors;
   }
 
-  // On the host, with the variables' data there.
+  // Returns the tensors on the host, with the variables' data.
   absl::Status TensorsOnHost(Work* work, bool writes, HostTensors* host,
                              std::vector<PowerSgdTensor>* tensors,
                              std::vector<float*>* factors) const {
@@ -74,7 +75,7 @@ class PowerSgdInputs {
     return absl::OkStatus();
   }
 
-  // An own input, a vector of `size` elements that errors call `name`.
+  // Reads an own input, a vector of `size` elements that errors call `name`.
   absl::Status GetVector(OpKernelContext* context, int own_input, const char* name, int64_t size,
                          const float** values) const {
     const Tensor& tensor = context->input(own_index(own_input));
@@ -86,13 +87,13 @@ class PowerSgdInputs {
     return absl::OkStatus();
   }
 
-  // The outputs for the reduced gradients, in place of the gradients if that may be.
+  // Allocates the outputs for the reduced gradients, in the gradients' memory if possible.
   absl::Status ReducedOnHost(const Work& work, HostTensors* host,
                              std::vector<float*>* reduced) const {
     reduced->resize(num_tensors_);
     for (int i = 0; i < num_tensors_; ++i) {
       TF_RETURN_IF_ERROR(host->Output(i, work.variables.shape(i), &(*reduced)[i],
-                                      /*in_place_of=*/num_tensors_ + i));
+                                      /*forwarded_input=*/num_tensors_ + i));
     }
     return absl::OkStatus();
   }
@@ -107,7 +108,8 @@ class PowerSgdInputs {
   int num_tensors() const { return num_tensors_; }
 
  private:
-  // A factor may have more columns than the rank; of a tensor that is sent whole, also none at all.
+  // Checks the factors' shapes. A factor may have more columns than the rank; the factor of a
+  // tensor that is sent whole may be empty.
   absl::Status CheckFactors(const Work& work) const {
     for (int i = 0; i < num_tensors_; ++i) {
       const int64_t rank = work.ranks[i];

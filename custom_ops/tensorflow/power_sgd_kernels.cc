@@ -71,14 +71,14 @@ class PowerSgdLeftWork : public PowerSgdInputs {
   }
 
  private:
-  // The step until its factors are on the host.
+  // The step, until its factors are on the host.
   struct Waiting {
     int64_t step;
     float* left;
     bool* finite;
     std::vector<PowerSgdTensor> tensors;
     std::vector<const float*> factors;
-    std::vector<Tensor> values;  // of all variables as they are, whatever is assigned meanwhile
+    std::vector<Tensor> values;  // the current values of all variables, unaffected by later assignments
   };
 
   static void Multiply(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
@@ -91,7 +91,7 @@ class PowerSgdLeftWork : public PowerSgdInputs {
       queue->CopyToHost(found.left, 4 * (method.left_size() - 1), waiting->left + 1);
     }
     const int* not_finite = queue->FlagToHost(found.not_finite);
-    waiting->values.clear();  // so that the ops behind need not copy them
+    waiting->values.clear();  // so that later ops need not copy the values
     queue->Finish(done, [not_finite, left = waiting->left, finite = waiting->finite] {
       *finite = *not_finite == 0;
       left[0] = *finite ? 0 : std::numeric_limits<float>::quiet_NaN();
@@ -103,8 +103,8 @@ class PowerSgdRightWork : public PowerSgdInputs {
  public:
   struct Step {
     Work work;
-    float* left = nullptr;   // an output, orthonormal if it is finite
-    float* right = nullptr;  // an output, zeros if the other one is not finite
+    float* left = nullptr;   // an output; orthonormal if finite
+    float* right = nullptr;  // an output; zeros if `left` is not finite
     bool finite = false;
   };
 
@@ -147,7 +147,7 @@ class PowerSgdRightWork : public PowerSgdInputs {
 
   absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
                      const DoneCallback& done) const {
-    if (!step->finite) {  // then the outputs are written already
+    if (!step->finite) {  // the outputs are already written
       step->work.variables.Unlock();
       done();
       return absl::OkStatus();
@@ -170,14 +170,14 @@ class PowerSgdReduceWork : public PowerSgdInputs {
     const float* right = nullptr;
     const float* right_sum = nullptr;
     bool keep = false;
-    bool finite = false;  // with the products
+    bool finite = false;  // including the products
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
     return PowerSgdInputs::ReadAttributes(context, FactorInputs::kRight, 5);
   }
 
-  // Writes the output `all_finite`, too.
+  // Also writes the output `all_finite`.
   absl::Status Read(OpKernelContext* context, Step* step) const {
     TF_RETURN_IF_ERROR(Begin(context, &step->work));
     const PowerSgd method(Tensors(context, step->work), ThreadPool(context));

@@ -1,4 +1,4 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/power_sgd.py.
+// Registers the ops with their shape functions. tf_gradcomp/ops/power_sgd.py documents the ops.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace gradcomp {
 namespace {
 
-// Elements of the two vectors that are summed; unknown if shapes or ranks are.
+// The numbers of elements of the two summed vectors; unknown if shapes or ranks are unknown.
 struct Lengths {
   DimensionHandle left;
   DimensionHandle right;
@@ -66,7 +66,7 @@ absl::Status RightShape(InferenceContext* c) {
 
 absl::Status ReduceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
-  Lengths lengths;  // not used: checks the ranks
+  Lengths lengths;  // unused, but computing them checks the ranks
   TF_RETURN_IF_ERROR(GetLengths(c, &lengths));
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
@@ -75,7 +75,7 @@ absl::Status ReduceShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// How long the summed vector is depends on the factors, too.
+// The length of the summed vector also depends on the factors.
 absl::Status ProjectShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   int num_tensors;

@@ -1,4 +1,5 @@
-// Adam's preconditioning of local gradients. What it computes: tf_gradcomp/ops/precondition.py.
+// The op of Adam's preconditioning of local gradients. tf_gradcomp/ops/precondition.py documents
+// the op.
 #include <vector>
 
 #include "../gpu/precondition_on_gpu.h"
@@ -17,9 +18,9 @@ namespace {
 class PreconditionWork {
  public:
   struct Step {
-    std::vector<AdamSettings> adam;  // of each gradient
+    std::vector<AdamSettings> adam; // for each gradient
     LockedResiduals moments;
-    std::vector<const float*> squares;  // of each gradient, on the op's device
+    std::vector<const float*> squares;  // for each gradient, on the op's device
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {

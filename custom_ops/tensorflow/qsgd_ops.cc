@@ -1,4 +1,4 @@
-// QSGD's ops. What they compute: tf_gradcomp/ops/qsgd.py.
+// QSGD's ops, documented in tf_gradcomp/ops/qsgd.py.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -96,7 +96,7 @@ absl::Status QsgdErrorsShape(InferenceContext* c) {
 absl::Status QsgdEncodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(EncodeShape(c));
   ShapeHandle unused;
-  return c->WithRank(c->input(c->num_inputs() - 2), 0, &unused);  // of the replica
+  return c->WithRank(c->input(c->num_inputs() - 2), 0, &unused);  // the replica's number
 }
 
 GRADCOMP_ENCODE_OP("QsgdEncode")

@@ -14,7 +14,7 @@ absl::Status MergeVariableShape(InferenceContext* c, int first, int i, const cha
   const DataType dtype = handle->front().dtype;
   if (dtype != tensorflow::DT_FLOAT && dtype != tensorflow::DT_INVALID) {
     return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(dtype),
-                           "; expected float32, whatever the type of the gradient");
+                           "; expected float32 for every type of gradient");
   }
   return c->Merge(handle->front().shape, *shape, shape);
 }

@@ -1,4 +1,4 @@
-// What the shape functions share.
+// Helpers of the shape functions.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,26 @@
 
 namespace gradcomp {
 
-// Merges what is known of the shape of the variable behind the input first + i into *shape; errors
-// call it `name` i.
+// Merges the known shape of the variable of input first + i into *shape; errors call the variable
+// `name` i.
 absl::Status MergeVariableShape(InferenceContext* c, int first, int i,
                                 const char* name,
                                 ShapeHandle* shape);
 
-// For ops whose first inputs are N residuals and as many gradients: checks that they fit.
+// Checks the shapes of gradients, for ops whose first inputs are N residuals and as many gradients.
 absl::Status CheckGradientShapes(InferenceContext* c);
 
-// The settings of tensors in an input, if they are known while the graph is built.
+// Gets the settings of tensors from an input, if they are known when the graph is built.
 absl::Status GetKnownSettings(InferenceContext* c, int input,
                               std::optional<std::vector<int64_t>>* settings);
 
-// The elements of as many gradients, the inputs behind as many residuals. False: some are unknown.
+// Gets the numbers of elements of gradients, which are the inputs after as many residuals. Returns
+// false if some are unknown.
 bool GetKnownSizes(InferenceContext* c, int num_tensors,
                    std::vector<int64_t>* sizes);
 
-// Adds to the shape function of an op, whose last input are settings, that they are checked, if they
-// are known.
+// Extends the shape function of an op with a check of its last input, the settings, if they are
+// known.
 template <Status (*check)(const std::vector<int64_t>& settings, int64_t num_tensors),
           absl::Status (*shape_function)(InferenceContext*)>
 absl::Status WithSettings(InferenceContext* c) {
@@ -41,19 +42,20 @@ absl::Status WithSettings(InferenceContext* c) {
   return shape_function(c);
 }
 
-// Shape functions of <Method>Encode: N residuals, N gradients, the step and other inputs to payload
-// and tensor_bytes.
+// The shape function of <Method>Encode, from N residuals, N gradients, the step and other inputs to
+// payload and tensor_bytes.
 absl::Status EncodeShape(InferenceContext* c);
 
-// Of <Method>Decode: rows of payloads and step to N tensors of the attribute `shapes`, and finite.
+// The shape function of <Method>Decode, from rows of payloads and the step to N tensors of the
+// attribute `shapes`, and finite.
 absl::Status DecodeShape(InferenceContext* c);
 
-// Of <Method>PutBack: N residuals and a payload.
+// The shape function of <Method>PutBack, with inputs of N residuals and a payload.
 absl::Status PutBackShape(InferenceContext* c);
 
 }  // namespace gradcomp
 
-// An op whose first inputs are N residuals and as many gradients.
+// Registers an op whose first inputs are N residuals and as many gradients.
 #define GRADCOMP_RESIDUALS_OP(name)                           \
   REGISTER_OP(name)                                           \
       .Input("residuals: N * resource")                       \
@@ -62,8 +64,9 @@ absl::Status PutBackShape(InferenceContext* c);
       .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
       .SetIsStateful()
 
-// Each takes the method's own inputs and attributes behind it, the main settings last of the inputs,
-// and then EncodeShape, DecodeShape or PutBackShape, with settings in WithSettings.
+// Each macro is followed by the method's own inputs and attributes, where the main settings are the
+// last input, and then by EncodeShape, DecodeShape or PutBackShape, in WithSettings if the method
+// has settings.
 #define GRADCOMP_ENCODE_OP(name)       \
   GRADCOMP_RESIDUALS_OP(name)          \
       .Input("step: int64")            \

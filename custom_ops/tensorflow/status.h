@@ -1,4 +1,4 @@
-// Errors of the kernels as TensorFlow has them.
+// Converts the kernels' errors to TensorFlow's.
 #pragma once
 
 #include "../kernels/common.h"

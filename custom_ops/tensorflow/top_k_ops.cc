@@ -1,4 +1,4 @@
-// TopK's ops. What they compute: tf_gradcomp/ops/top_k.py.
+// TopK's ops, documented in tf_gradcomp/ops/top_k.py.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -65,7 +65,7 @@ class MomentumCorrectionOp : public OpKernel {
         OP_REQUIRES(context, velocities[i].shape() == gradient.shape(),
                     InvalidArgument("velocity ", i, " has shape ",
                                     velocities[i].shape().DebugString(), "; expected ",
-                                    gradient.shape().DebugString(), ", that of its gradient"));
+                                    gradient.shape().DebugString(), ", the shape of its gradient"));
         velocity = velocities[i].flat<float>().data();
       }
       Tensor* output;
@@ -83,8 +83,8 @@ class MomentumCorrectionOp : public OpKernel {
   float clip_norm_;
 };
 
-// Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
-// section 3.3, momentum factor masking). What was not finite is dropped.
+// Stores the corrected gradients as velocities, and zeros for sent entries (Lin et al. 2018,
+// section 3.3, momentum factor masking). Discards gradients that are not finite.
 class TopKKeepVelocityInputs : public PutBackInputs<TopKSettings> {
  public:
   absl::Status Read(OpKernelContext* context, Step* step) const {
@@ -104,7 +104,7 @@ class TopKKeepVelocityInputs : public PutBackInputs<TopKSettings> {
       ThreadPool(context)(step->codecs[i]->size(), 1, [=](int64_t begin, int64_t end) {
         std::memcpy(velocity + begin, corrected + begin, (end - begin) * sizeof(float));
       });
-      // A tensor that is sent whole is never late, and keeps its velocity.
+      // A tensor that is sent whole is never delayed, and keeps its velocity.
       const auto* codec = dynamic_cast<const TopKCodec*>(step->codecs[i].get());
       if (sent && codec) codec->ClearSent(step->decoder->WordsOf(0, i), velocity);
     }

@@ -1,5 +1,4 @@
-// The kernels by themselves, under sanitizers. That they compute what the paper says is tested
-// against NumPy in tests/ops.
+// Tests AdaComp's kernels under sanitizers. tests/ops compares their results with NumPy's.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,7 +18,7 @@ std::vector<uint16_t> UpperHalves(const std::vector<float>& values) {
   return bits;
 }
 
-// Half precision numbers of all kinds but infinity and NaN.
+// Returns half precision numbers of all kinds, except infinity and NaN.
 std::vector<Half> Halves(int64_t size, uint32_t seed) {
   std::mt19937 engine(seed);
   std::vector<Half> values(size);
@@ -114,7 +113,7 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
   }
 }
 
-// All gradients are finite, and only a sum is not.
+// All gradients are finite, but a sum is not.
 void AnOverflowingSumLeavesTheResidualsAsTheyWere() {
   const std::vector<std::vector<float>> before = {Normal(30001, 1, 1), Normal(5000, 1, 2),
                                                   {1, 2, 3e38f, 3e38f}};
@@ -194,7 +193,7 @@ void ANonFiniteGradientLeavesSecondMomentsAsTheyWere() {
   }
 }
 
-// The quotients are finite, and nothing but the sum with the residual overflows.
+// The quotients are finite; only the sum with the residual overflows.
 void AnOverflowingQuotientLeavesEverythingAsItWas() {
   const AdamSettings adam{1.0f, 1e-38f, 1.0f};
   std::vector<std::vector<float>> residuals = {Normal(3000, 1, 1), {1, 3e38f, 2}};
@@ -210,7 +209,7 @@ void AnOverflowingQuotientLeavesEverythingAsItWas() {
   }
 }
 
-// As for a caller that cannot write the payload.
+// As in a caller that cannot write the payload.
 void RollbackGivesSecondMomentsBack() {
   std::vector<float> residual = Normal(100001, 1, 1);
   std::vector<float> moment(residual.size(), 0.01f);

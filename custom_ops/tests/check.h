@@ -1,4 +1,4 @@
-// As much of a test framework as these tests need.
+// A minimal test framework.
 #pragma once
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Chunks of ScaleCom and RandomK, under sanitizers. That they are those of the paper is tested
-// against NumPy in tests/compressors.
+// Tests the chunks of ScaleCom and RandomK under sanitizers. tests/compressors compares them with
+// NumPy's.
 #include "../kernels/chunks.h"
 
 #include "check.h"
@@ -28,7 +28,7 @@ struct Chunked {
   }
 };
 
-// Empty tensors, and chunks of one, of few and of very many.
+// Empty tensors, and chunks of one, of few and of very many elements.
 void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
   const std::vector<int64_t> sizes = {300001, 7, 0, 60, 0, 70003, 1, 100000, 9};
   const std::vector<int64_t> chunk_sizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25};
@@ -62,7 +62,7 @@ void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
   }
 }
 
-// Whatever another replica says, nothing out of bounds is read or written.
+// No offsets of another replica cause a read or write out of bounds.
 void RandomOffsetsAreRefusedOrInBounds() {
   const std::vector<int64_t> sizes = {1001, 3, 77};
   const ChunkLayout layout(sizes, {100, 7, 7});

@@ -1,4 +1,4 @@
-// A queue whose device is the emulator: include the kernels in front of it.
+// A queue whose device is the emulator; include this file after the kernels.
 #pragma once
 
 #include <cstring>
@@ -32,7 +32,7 @@ class EmulatedQueue : public GpuQueue {
  public:
   EmulatedQueue(const EmulatedKernels& kernels, unsigned seed) : kernels_(kernels), seed_(seed) {}
 
-  // With something in it that was not asked for, and bounds that the address sanitizer knows.
+  // Returns memory with arbitrary contents, and bounds that the address sanitizer checks.
   void* Allocate(int64_t bytes) override {
     memory_.emplace_back(new char[bytes]);
     std::memset(memory_.back().get(), 0xcd, bytes);

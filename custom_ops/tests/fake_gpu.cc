@@ -1,9 +1,10 @@
-// A GPU that there is not: one library that is CUDA's driver (libcuda.so.1) and a plugin of TensorFlow
-// with a device of type GPU. Its memory is the host's, its kernels run in the emulator, and its one
-// stream works on a thread of its own, late, so that what the host must wait for is not there before.
+// A fake GPU. The library is both CUDA's driver (libcuda.so.1) and a TensorFlow plugin with a
+// device of type GPU. The device uses host memory, and its kernels run in the emulator. Its only
+// stream works in a separate thread, with delays, so that missing synchronization shows as wrong
+// results.
 //
-// GRADCOMP_FAKE_GPU says what is wrong with it: "wrong_sums", "no_memory",
-// "no_contexts" or "no_memory_for_contexts".
+// GRADCOMP_FAKE_GPU injects a fault: "wrong_sums", "no_memory", "no_contexts" or
+// "no_memory_for_contexts".
 #include "gpu_emulator.h"
 
 #include "../gpu/kernels.cu"
@@ -33,7 +34,7 @@ bool Is(const char* fault) {
   return faults && std::string(faults) == fault;
 }
 
-// All that is given to any stream, in this order.
+// The work submitted to all streams, in order.
 class Work {
  public:
   uint64_t Give(std::function<void()> work) {
@@ -89,7 +90,7 @@ class Work {
 std::atomic<bool> host_is_full{false};
 
 std::mutex launches_mutex;
-std::map<const void*, int> launches;  // of each kernel
+std::map<const void*, int> launches;  // for each kernel
 
 
 void WrongDecode(gradcomp::gpu::DecodeStep step) {
@@ -99,7 +100,7 @@ void WrongDecode(gradcomp::gpu::DecodeStep step) {
   if (Is("wrong_sums") && !step.adds && is_first && block.size > 3) block.values[0] += 1;
 }
 
-// What is given to a stream where a kernel is launched: it and its parameter.
+// A kernel with its parameter, as submitted to a stream.
 using Launched = std::function<void()>;
 using Launcher = std::function<Launched(void** parameters)>;
 
@@ -144,7 +145,7 @@ int CopyInContext(void* to, const void* from, size_t bytes) {
 
 }  // namespace
 
-// The driver, as far as gpu/driver.h asks for it. What needs a context refuses to work without.
+// The driver's functions that gpu/driver.h uses. Functions that need a context fail without one.
 extern "C" {
 
 int fake_gpu_launches(const char* kernel) {
@@ -270,7 +271,7 @@ int cuStreamSynchronize(void*) {
 
 }  // extern "C"
 
-// The plugin.
+// The TensorFlow plugin.
 namespace {
 
 using Device = const SP_Device*;

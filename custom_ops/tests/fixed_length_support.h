@@ -1,4 +1,4 @@
-// Steps of a replica of a method whose payloads have a fixed length.
+// Steps of a replica, with a method with payloads of fixed length.
 #pragma once
 
 #include "../kernels/fixed_length.h"
@@ -7,7 +7,7 @@
 
 namespace gradcomp {
 
-// A whole payload from flat float32 tensors; the residuals are updated.
+// Returns a payload from flat float32 tensors; updates the residuals.
 inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
                                         std::vector<std::vector<float>>* residuals,
                                         const std::vector<std::vector<float>>& gradients,
@@ -22,7 +22,7 @@ inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
   return payload;
 }
 
-// For each codec, a tensor of its size.
+// Returns a tensor of each codec's size.
 inline std::vector<std::vector<float>> NormalTensors(const Codecs& codecs, float deviation,
                                                      uint32_t seed) {
   std::vector<std::vector<float>> tensors;
@@ -30,7 +30,7 @@ inline std::vector<std::vector<float>> NormalTensors(const Codecs& codecs, float
   return tensors;
 }
 
-// A payload of random tensors that can be decoded.
+// Returns a valid payload of random tensors.
 inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
   std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 7);
   const auto payload =
@@ -40,7 +40,7 @@ inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
   return payload;
 }
 
-// Reads untrusted words as payloads of one replica, of two, and so on.
+// Reads untrusted words as payloads of one replica, of two replicas, and so on.
 inline void DecodeFixed(Method method, const Codecs& codecs, const std::vector<int32_t>& words,
                         int64_t max_replicas) {
   for (int64_t replicas = 1; replicas <= max_replicas; ++replicas) {

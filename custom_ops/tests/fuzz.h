@@ -1,6 +1,6 @@
-// What the fuzz targets share. With clang: -fsanitize=fuzzer. With any other compiler, a main of its
-// own mutates valid payloads, the same ones every time: fuzz_<method> SECONDS. It writes a valid one
-// for libFuzzer to start from: fuzz_<method> seed FILE.
+// The common part of the fuzz targets. With clang, use -fsanitize=fuzzer. With other compilers,
+// this file has a main function that mutates valid payloads, reproducibly: fuzz_<method> SECONDS.
+// `fuzz_<method> seed FILE` writes a valid payload as a seed for libFuzzer.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 namespace gradcomp {
 
-// A target defines these two. DecodeAll reads the words as all that they could be.
+// A target defines these two functions. DecodeAll decodes the words in all possible ways.
 std::vector<std::vector<int32_t>> ValidPayloads();
 void DecodeAll(const std::vector<int32_t>& words);
 
 namespace {
 
-// Nobody without a checksum gets past the header: give broken payloads a valid one.
+// Gives a mutated payload a valid checksum, because the decoder refuses any other.
 void Reseal(std::vector<int32_t>* words) {
   PayloadHeader header;
   if (static_cast<int64_t>(words->size()) < kHeaderWords) return;
@@ -30,14 +30,15 @@ void Reseal(std::vector<int32_t>* words) {
   WriteHeader(header, words->data());
 }
 
-// A copy that ends where its memory ends, so that the sanitizer sees every word read behind it.
+// Decodes a copy that ends where its memory ends, so that the sanitizer sees every read beyond it.
 void DecodeExactly(const std::vector<int32_t>& words) {
   std::vector<int32_t> exact(words.begin(), words.end());
   exact.shrink_to_fit();
   DecodeAll(exact);
 }
 
-// Mostly the header, the table and the end of the last codes: bounds are kept there.
+// Returns mostly places in the header, in the table and at the end of the last codes, which
+// determine bounds.
 size_t InterestingPlace(std::mt19937* random, size_t size) {
   const size_t near = (*random)() % std::min<size_t>(size, 40);
   switch ((*random)() % 4) {

@@ -6,8 +6,8 @@ namespace {
 
 using Tensors = std::vector<DecoderTensor>;
 
-// Some end with codes and one with values, so that what is read behind them is out of bounds. Those
-// of several blocks are at a beginning, where the lengths are often hit.
+// Some models end with codes and one ends with values, so that reads beyond them are out of bounds.
+// Tensors of several blocks come first, where mutations often hit the lengths.
 const Tensors kModels[] = {{{9, 0}, {1203, 500}, {0, 50}, {1, 1}, {40000, 16383}, {701, 50}},
                            {{64, 64}, {701, 50}, {9, 0}},
                            {{140000, 16383}, {70, 50}},

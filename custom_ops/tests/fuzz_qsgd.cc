@@ -13,7 +13,7 @@ struct QsgdTensor {
   int64_t bucket_size;
 };
 
-// Each ends with something else, so that what is read behind it is out of bounds.
+// Each model ends with another kind of data, so that reads beyond it are out of bounds.
 const std::vector<QsgdTensor> kModels[] = {{{9, 0, 32}, {0, 4, 32}, {2100, 4, 1024}},
                                            {{70001, 3, 65536}, {33, 7, 32}},
                                            {{1, 2, 32}, {64, 8, 32}, {5, 0, 32}}};

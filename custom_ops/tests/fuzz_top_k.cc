@@ -12,7 +12,7 @@ struct TopKTensor {
   int64_t entries;  // 0: sent whole
 };
 
-// Each ends with something else, so that what is read behind it is out of bounds.
+// Each model ends with another kind of data, so that reads beyond it are out of bounds.
 const std::vector<TopKTensor> kModels[] = {{{9, 0}, {0, 0}, {200001, 20}, {30, 3}},
                                            {{30, 3}, {9, 0}},
                                            {{5, 5}, {1, 1}}};

@@ -1,4 +1,4 @@
-// AdaComp's kernels for GPUs in the emulator, beside those for CPUs.
+// Compares AdaComp's GPU kernels, in the emulator, with its CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/adacomp_decode.cu"
@@ -27,7 +27,7 @@ struct GpuEncoded {
   Tensors moments;
 };
 
-// What Encode of support.h does.
+// Does the work of Encode in support.h on the emulator.
 template <typename Gradient>
 GpuEncoded EncodeOnGpu(const Tensors& residuals, const std::vector<std::vector<Gradient>>& gradients,
                        const std::vector<int64_t>& bin_sizes, const EncodeSettings& settings,
@@ -114,7 +114,7 @@ void EncodesAsTheCpuDoes() {
                     false);  // four blocks
 }
 
-// One of a tensor's arrays, so that no four of its elements lie as a vector of the GPU's must.
+// One array of a tensor is misaligned, so that no four elements can be loaded as a vector.
 void AnArrayMayBeginAnywhere() {
   constexpr int64_t kSize = 13001;
   enum { kResidual, kGradient, kMoment, kSquares, kArrays };
@@ -147,7 +147,7 @@ void AnArrayMayBeginAnywhere() {
   }
 }
 
-// As many as a tensor of many millions of elements has.
+// Tests as many pieces as in a tensor of many millions of elements.
 void ManyPiecesFollowEachOther() {
   constexpr int kPieces = 9001;
   gpu::EncodeTensor tensor = {};
@@ -216,7 +216,7 @@ void ManyTensorsAreOnePayload() {
   Tensors residuals;
   Tensors gradients;
   std::vector<int64_t> bin_sizes;
-  for (int i = 0; i < 520; ++i) {  // more than a block of the layout has threads
+  for (int i = 0; i < 520; ++i) {  // more than the threads of a block of the layout kernel
     const int64_t size = i % 7 == 3 ? 0 : i == 200 ? 140000 : 1 + i % 90;
     residuals.push_back(Normal(size, 1, 3 * i));
     gradients.push_back(Normal(size, 0.3f, 3 * i + 1));
@@ -248,7 +248,7 @@ void ZerosTiesAndDenormalsAreAsOnTheCpu() {
   }
   CheckEqual<float>({zeros}, {mixed}, {50}, GradientType::kFloat, false, 3.0f);
   std::vector<float> whole(4500);
-  std::vector<float> against(4500);  // what is accumulated is often 0, and what is boosted is not
+  std::vector<float> against(4500);  // accumulated values are often 0 while boosted values are not
   for (size_t i = 0; i < whole.size(); ++i) {
     whole[i] = static_cast<float>(1 + engine() % 2);
     against[i] = engine() % 3 ? -whole[i] : 0.0f;
@@ -256,7 +256,7 @@ void ZerosTiesAndDenormalsAreAsOnTheCpu() {
   CheckEqual<float>({against}, {whole}, {50}, GradientType::kFloat, false);
 }
 
-// A sum of doubles in another order is rounded to another float at most where it is halfway.
+// Another order of the double sums changes the rounded float only near a tie.
 void TheScaleIsTheMeanToItsLastBit() {
   std::vector<float> values = Normal(60000, 1, 1);
   for (size_t i = 0; i < values.size(); ++i) values[i] *= std::ldexp(1.0f, i % 80);
@@ -270,7 +270,7 @@ void TheScaleIsTheMeanToItsLastBit() {
   Tensors sum = Zeros({{60000, 50}});
   CHECK(decoder.Reduce(Pointers(&sum)));
   for (size_t i = 0; i < values.size(); ++i) {
-    CHECK(on_gpu.residuals[0][i] == values[i] - sum[0][i]);  // whatever scale is sent
+    CHECK(on_gpu.residuals[0][i] == values[i] - sum[0][i]);  // for any scale
   }
 }
 
@@ -305,7 +305,7 @@ void AStepWithAGradientThatIsNotFiniteChangesNothing() {
         before.push_back(Normal(13000, 1, 10 + i));
         if (divides) moments.emplace_back(13000, 0.01f);
       }
-      // At the begin, or late in a large bin.
+      // At the beginning, or late in a large bin.
       gradients[bad][divides ? 0 : 11900] = bad % 2 ? std::nanf("") : -infinity;
       const EncodeSettings settings = {2, Threads(1), BestSimd(), GradientType::kFloat, kAdam};
       const auto encoded = EncodeOnGpu<float>(before, gradients, bin_sizes, settings, moments);
@@ -322,7 +322,7 @@ void AStepWithAGradientThatIsNotFiniteChangesNothing() {
   }
 }
 
-// As AdaCompEncoder::Rollback does where there is no memory for the payload.
+// As in AdaCompEncoder::Rollback, without memory for the payload.
 void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0, 6000, 7};
   const std::vector<float> given(13000, 0.25f);
@@ -365,8 +365,8 @@ void AnOverflowingSumIsNotWritten() {
 }
 
 struct Received {
-  // In bins of 7, a block has more codes than threads read at a time; in bins of 255, units are not made
-  // of vectors.
+  // With bins of 7, a block has more codes than its threads read at a time; with bins of 255, units
+  // are not multiples of vectors.
   std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},         {0, 50},    {9000, 500}, {2500, 0},
                                         {70, 63},     {33000, 16383}, {66000, 7}, {40000, 255}};
   std::vector<int32_t> rows;
@@ -402,7 +402,7 @@ void DecodesAsTheCpuDoes() {
     CHECK(decoder.Read(received.rows.data(), num_payloads, received.row_words, kStep).ok());
     Tensors expected = Zeros(received.tensors);
     CHECK(decoder.Reduce(Pointers(&expected)));
-    for (unsigned shift : {0, 1}) {  // by 1, no element lies where a vector may begin
+    for (unsigned shift : {0, 1}) {  // a shift of 1 misaligns all elements
       Tensors sums;
       std::vector<float*> shifted;
       for (const DecoderTensor& tensor : received.tensors) {
@@ -419,7 +419,7 @@ void DecodesAsTheCpuDoes() {
   }
 }
 
-// Of a payload that is not finite, nothing.
+// A payload that is not finite restores nothing.
 void PutsBackAsTheCpuDoes() {
   constexpr int64_t kPayloads = gpu::kPayloadsAtOnce + 2;
   const Received received = Receive(kPayloads, /*not_finite=*/1);

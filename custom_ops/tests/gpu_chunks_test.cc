@@ -1,4 +1,4 @@
-// The kernels for GPUs of ScaleCom and RandomK in the emulator, beside those for CPUs.
+// Compares the GPU kernels of ScaleCom and RandomK, in the emulator, with the CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/chunks.cu"
@@ -17,7 +17,7 @@ using Tensors = std::vector<std::vector<float>>;
 
 const EmulatedKernels kKernels = {GRADCOMP_CHUNKS_KERNELS(EMULATED)};
 
-// Empty tensors, and chunks of one, of few and of very many.
+// Empty tensors, and chunks of one, of few and of very many elements.
 const std::vector<int64_t> kSizes = {30001, 7, 0, 60, 0, 70003, 1, 3000, 9, 5000, 4999, 512, 0};
 const std::vector<int64_t> kChunkSizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25, 16, 4096, 4096, 9};
 
@@ -60,7 +60,7 @@ std::vector<int32_t> SelectOnGpu(const ChunkLayout& layout, const std::vector<So
   return {selected.offsets, selected.offsets + layout.num_words()};
 }
 
-// A step as the CPU makes it, and then in several orders of threads.
+// Takes a step on the CPU, and then in the emulator with several orders of threads.
 void CheckStep(GradientType type, float filter, bool with_rests) {
   const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked expected(kSizes);

@@ -1,11 +1,11 @@
-// Runs CUDA kernels on the CPU: include it in front of a kernel's source. The threads of a block are
-// fibres that change places only where the kernel synchronizes, in an order drawn from a seed, and so
-// are the blocks of a launch: what one thread may not see of another is then seen now and then.
+// Runs CUDA kernels on the CPU; include this file before a kernel's source. The threads of a block
+// are fibres, which switch only where the kernel synchronizes. The orders of threads and blocks are
+// drawn from a seed, so that missing synchronization shows as different results.
 //
-// A launch ends the program where threads of a block, or lanes of a warp, wait in different places:
-// on a GPU they would wait forever, or read what is not there. Shared memory is what the block before
-// left in it. A shuffle or a ballot orders memory here as __syncwarp does; on a GPU it need not. Of
-// CUDA there is what our kernels use.
+// A launch ends the program if the threads of a block, or the lanes of a warp, wait in different
+// places. On a GPU, they would hang or read undefined data. Shared memory keeps the data of the
+// block before. Here, a shuffle or a ballot orders memory like __syncwarp, which a GPU does not
+// guarantee. The emulator has only the part of CUDA that our kernels use.
 #pragma once
 
 #ifndef __x86_64__
@@ -47,10 +47,10 @@ struct Index {
   unsigned x = 0;
 };
 
-// Where something goes on that is not running.
+// The saved state of a suspended fibre or scheduler.
 #ifdef __x86_64__
-using Context = void*;  // its stack
-// As swapcontext does it, but for the system calls, which would take most of the time.
+using Context = void*;  // the stack pointer
+// Like swapcontext, but without its system calls, which would take most of the time.
 extern "C" void gradcomp_switch(Context* from, Context to);
 asm(R"(
 .weak gradcomp_switch
@@ -75,7 +75,7 @@ inline void Switch(Context* from, Context* to) { gradcomp_switch(from, *to); }
 inline void Prepare(Context* context, char* stack, void (*enter)()) {
   constexpr int kSaved = 6;
   void** top = reinterpret_cast<void**>(stack + kStackBytes - 16);
-  *--top = nullptr;  // nobody to return to
+  *--top = nullptr;  // no return address
   *--top = reinterpret_cast<void*>(enter);
   *context = top - kSaved;
 }
@@ -91,17 +91,17 @@ inline void Prepare(Context* context, char* stack, void (*enter)()) {
 }
 #endif
 
-// A thread of the block that is running.
+// A thread of the running block.
 struct Fibre {
   Context context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   Place place = Place::kDone;
-  const char* operation = nullptr;  // of a warp, in which it waits
+  const char* operation = nullptr;  // the warp operation in which the thread waits
   int lane = 0;
-  uint64_t given = 0;     // to the operation
-  uint64_t received = 0;  // from it
+  uint64_t given = 0;     // the operation's input
+  uint64_t received = 0;  // the operation's result
   int argument = 0;
-  void* fake_stack = nullptr;  // the address sanitizer's
+  void* fake_stack = nullptr;  // of the address sanitizer
 };
 
 class Block {
@@ -118,7 +118,7 @@ class Block {
       Start(fibres_[i].get());
       ready_.push_back(i);
     }
-    // Either anyone who is ready is next, or one warp goes ahead as far as it can.
+    // Runs either any ready thread, or one warp as far as possible.
     const bool one_goes_ahead = engine_() % 2;
     std::shuffle(ready_.begin(), ready_.end(), engine_);
     while (true) {
@@ -178,7 +178,7 @@ class Block {
     Arrived(fibre->fake_stack);
   }
 
-  // From the scheduler to a fibre, and back when it waits.
+  // Switches from the scheduler to a fibre, which switches back when it waits.
   void SwitchTo(Fibre* fibre) {
 #ifdef GRADCOMP_EMULATOR_ASAN
     void* fake_stack;
@@ -207,7 +207,7 @@ class Block {
 #endif
   }
 
-  // When nobody is ready. Returns whether the block goes on.
+  // Called when no thread is ready. Returns whether the block continues.
   bool PassBarrier() {
     int num_done = 0;
     for (int i = 0; i < num_threads_; ++i) {
@@ -226,7 +226,7 @@ class Block {
     ready_.push_back(number);
   }
 
-  // Does the operation of a warp once all its lanes are there.
+  // Executes a warp operation once all lanes have reached it.
   void PassWarp(int warp) {
     Fibre* lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -286,7 +286,7 @@ To Bits(From from) {
   return to;
 }
 
-// A launch, blocks in an order drawn from the seed.
+// Runs a launch, with blocks in an order drawn from the seed.
 inline void Launch(long long num_blocks, int num_threads, unsigned seed,
                    const std::function<void()>& kernel) {
   std::vector<unsigned> blocks(num_blocks);
@@ -308,7 +308,7 @@ inline void Launch(long long num_blocks, int num_threads, unsigned seed,
 #define threadIdx (gpu_emulator::ThreadIndex())
 #define blockIdx (gpu_emulator::block_index)
 
-// One name each, compared by its address.
+// Operations are compared by the address of their name.
 inline const char kBallotOperation[] = "ballot";
 inline const char kUpOperation[] = "up";
 inline const char kDownOperation[] = "down";
@@ -340,7 +340,7 @@ Value __shfl_sync(unsigned, Value value, int lane) {
 }
 inline void __syncwarp() { gpu_emulator::Shuffle(kSyncOperation, 0, 0); }
 
-// Threads change places only where they synchronize.
+// Atomic operations need no lock, because threads switch only where they synchronize.
 template <typename Value>
 Value atomicExch(Value* at, Value value) {
   std::swap(*at, value);

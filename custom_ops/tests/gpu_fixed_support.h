@@ -1,5 +1,5 @@
-// Kernels for GPUs of methods whose payloads have a fixed length, in the emulator, beside those for CPUs:
-// include the kernels in front of it.
+// Compares the GPU kernels of methods with payloads of fixed length, in the emulator, with the CPU
+// kernels. Include this file after the kernels.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct FixedMethod {
 
 struct Inputs {
   Tensors residuals;
-  std::vector<std::vector<uint32_t>> gradients;  // bytes of any type
+  std::vector<std::vector<uint32_t>> gradients;  // raw bytes of any type
 
   std::vector<Source> Sources(GradientType type) {
     std::vector<Source> sources;
@@ -54,7 +54,8 @@ inline Inputs InputsOf(const Tensors& residuals, const Tensors& gradients, Gradi
   return inputs;
 }
 
-// Payloads and residuals are the CPU's, in orders of threads and blocks that depend on the seed.
+// Checks that payloads and residuals equal the CPU's, in orders of threads and blocks that depend
+// on the seed.
 inline void CheckEncodes(const FixedMethod& method, const Codecs& codecs, const Tensors& residuals,
                          const Tensors& gradients, GradientType type = GradientType::kFloat,
                          const std::vector<unsigned>& seeds = {1, 50}) {
@@ -134,7 +135,8 @@ inline void CheckDecodes(const FixedMethod& method, const Codecs& codecs,
   }
 }
 
-// Its words are zeros, and say nothing: adding 0 would leave another sign of zeros.
+// Checks that the zeros of a non-finite payload are not added, which would change the sign of
+// zeros.
 inline void CheckANonFinitePayloadPutsNothingBack(const FixedMethod& method, const Codecs& codecs) {
   Tensors gradients = NormalTensors(codecs, 1, 1);
   gradients[0][0] = std::nanf("");
@@ -149,7 +151,7 @@ inline void CheckANonFinitePayloadPutsNothingBack(const FixedMethod& method, con
   for (size_t i = 0; i < before.size(); ++i) CHECK(SameBits(values[i], before[i]));
 }
 
-// Where the magnitudes in each of some payloads may add up to infinity.
+// Checks payloads whose magnitudes may add up to infinity.
 inline void CheckMayOverflow(const FixedMethod& method, const Codecs& codecs, int64_t num_payloads,
                              float largest) {
   const std::vector<int32_t> rows = PayloadsOf(method, codecs, num_payloads, largest);

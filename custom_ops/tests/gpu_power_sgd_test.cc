@@ -1,4 +1,4 @@
-// The kernels for GPUs of PowerSGD in the emulator, beside those for CPUs.
+// Compares PowerSGD's GPU kernels, in the emulator, with its CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/power_sgd.cu"
@@ -21,8 +21,8 @@ struct Shape {
   int64_t rank;
 };
 
-// Blocks beside and below each other, rests of them, of lanes and of ranks; tensors that are empty or
-// sent whole.
+// Several blocks in both directions; partial blocks, lanes and groups of ranks; tensors that are
+// empty or sent whole.
 const std::vector<Shape> kShapes = {{0, 5, 0},     {300, 520, 5}, {1, 1, 1},   {17, 9, 1},
                                     {5, 0, 0},     {33, 40, 3},   {9000, 3, 2}, {2, 1100, 2},
                                     {1, 9000, 0},  {64, 512, 4},  {5000, 7, 7}, {1, 1, 0}};
@@ -56,7 +56,7 @@ void CheckSame(const std::vector<std::vector<float>>& a, const std::vector<std::
   for (size_t i = 0; i < a.size(); ++i) CHECK(SameBits(a[i], b[i]));
 }
 
-// A step as the CPU makes it, and then in several orders of threads.
+// Takes a step on the CPU, and then in the emulator with several orders of threads.
 void CheckStep(GradientType type, const std::vector<unsigned>& seeds) {
   Replica expected(kShapes, type);
   const PowerSgd method(expected.tensors, Threads(1));

@@ -1,4 +1,4 @@
-// The kernels for GPUs that divide by second moments, in the emulator, beside those for CPUs.
+// Compares the GPU kernels that divide by second moments, in the emulator, with the CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/precondition.cu"
@@ -21,9 +21,9 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 const std::vector<int64_t> kSizes = {1, 0, 9001, 4096, 7};
 
 struct Given {
-  std::vector<std::vector<float>> values;    // of gradients
-  std::vector<std::vector<uint16_t>> halves;  // their upper bits, of types of two bytes
-  Tensors squares;                           // of some
+  std::vector<std::vector<float>> values;    // the gradients
+  std::vector<std::vector<uint16_t>> halves;  // the gradients' upper bits, for types of two bytes
+  Tensors squares;                           // for some gradients
   GradientType type;
 };
 

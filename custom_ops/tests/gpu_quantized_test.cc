@@ -1,4 +1,4 @@
-// The kernels for GPUs of QSGD and SignSGD in the emulator, beside those for CPUs.
+// Compares the GPU kernels of QSGD and SignSGD, in the emulator, with the CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/qsgd.cu"
@@ -20,9 +20,9 @@ const FixedMethod kSignSgd = {Method::kSignSgd,
                               EncodeSignSgdOnGpu,
                               DecodeSignSgdOnGpu};
 
-constexpr int64_t kLargest = 70001;  // more than a bucket, a slice or a block of SignSGD's can have
+constexpr int64_t kLargest = 70001;  // larger than a bucket, a slice and a block of SignSGD
 
-// All numbers of bits, whole tensors and empty ones; the first is quantized.
+// All numbers of bits, whole tensors and empty tensors; the first tensor is quantized.
 Codecs QsgdCodecs(int64_t bucket_size, bool stochastic) {
   Codecs codecs;
   int bits = kMinQsgdBits;
@@ -44,7 +44,7 @@ Codecs SignSgdCodecs() {
   return codecs;
 }
 
-// Measured by warps and by blocks, whole slices of them and parts.
+// Buckets that warps and blocks measure, in whole and partial slices.
 void QsgdEncodesAsTheCpuDoes() {
   for (int64_t bucket_size : {32, 96, 1024, 4096, 4128, 65536}) {
     const Codecs codecs = QsgdCodecs(bucket_size, /*stochastic=*/bucket_size != 96);
@@ -76,12 +76,12 @@ void QsgdsExtremesAreAsOnTheCpu() {
 
 void SignSgdEncodesAsTheCpuDoes() { CheckEncodesAllTypes(kSignSgd, SignSgdCodecs()); }
 
-// Added up in this order, they are a tie between two floats. In another, the small ones may come to
-// something that is not lost beside the first, and their sum is above it.
+// In this order, the sum is a tie between two floats. In another order, the small numbers may sum
+// to a number that is not lost in the addition to the first, and the sum is above the tie.
 const std::vector<float> kTie = {1, 0x1p-24f, 0x1p-54f, 0x1p-54f, 0x1p-54f, 0x1p-54f, 0, 0};
 
 void SignSgdAddsUpInTheOrderOfTheCpu() {
-  for (size_t step : {1, gpu::kSignSgdLanes}) {  // over the lanes, and in one of them
+  for (size_t step : {1, gpu::kSignSgdLanes}) {  // over the lanes, and within a lane
     std::vector<float> values(kTie.size() * step);
     for (size_t i = 0; i < kTie.size(); ++i) values[i * step] = kTie[i];
     Codecs codecs;
@@ -98,12 +98,12 @@ void SignsOfZerosAndDenormalsAreAsOnTheCpu() {
   CheckEncodes(kSignSgd, codecs, {std::vector<float>(5)}, {std::vector<float>(5)});
 }
 
-// More blocks of a tensor than a CUDA block has threads.
+// A tensor with more blocks than a CUDA block has threads.
 void SumsOfManyBlocksAreAddedInTheirOrder() {
   constexpr int64_t kNumBlocks = 1024;
   std::vector<double> sums(kNumBlocks);
   for (size_t i = 0; i < kTie.size(); ++i) sums[i * 100] = kTie[i];
-  sums.back() = 0x1p-22;  // which leaves it a tie
+  sums.back() = 0x1p-22;  // the sum stays a tie
   gpu::SignSgdTensor tensor = {};
   tensor.size = kNumBlocks * gpu::kSignSgdBlock;
   tensor.num_blocks = kNumBlocks;

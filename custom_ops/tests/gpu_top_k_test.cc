@@ -1,4 +1,4 @@
-// Top-k's kernels for GPUs in the emulator, beside those for CPUs.
+// Compares top-k's GPU kernels, in the emulator, with its CPU kernels.
 #include "gpu_emulator.h"
 
 #include "../gpu/top_k.cu"
@@ -54,7 +54,7 @@ void MagnitudesThatDifferInAnyDigitAreTold() {
   }
 }
 
-// More slices of a tensor than a block has threads.
+// A tensor with more slices than a block has threads.
 void LargeTensorsAreCutIntoManySlices() {
   const int64_t size = 4096 * 513 + 7;
   std::vector<float> values(size);
@@ -67,7 +67,7 @@ void ANonFiniteSumLeavesEverythingAsItIs() {
   CheckANonFiniteSumLeavesEverything(kTopK, NewCodecs(kSent), {0, 3, 7});
 }
 
-// Also more payloads than are searched together.
+// Also tests more payloads than are searched in parallel.
 void DecodesAsTheCpuDoes() { CheckDecodes(kTopK, NewCodecs(kSent), {1, 3, 300}); }
 
 void ANonFinitePayloadPutsNothingBack() {

@@ -1,4 +1,4 @@
-// L-GreCo's plan, under sanitizers. That it is the paper's is tested in tests/planning.
+// Tests L-GreCo's plan under sanitizers. tests/planning compares it with the paper's.
 #include "../kernels/knapsack.h"
 
 #include <cmath>
@@ -34,7 +34,7 @@ double Total(const std::vector<Choices>& all, const std::vector<int64_t>& chosen
   return total;
 }
 
-// Around tiles of the sizes, and with few steps and with many; some errors are no numbers.
+// Tests sizes around multiples of tiles, with few and many steps; some errors are NaN.
 void PlansAreWithinTheBudgetAndNoLargerThanUniform() {
   std::mt19937 engine(1);
   std::uniform_real_distribution<double> error(0, 1);

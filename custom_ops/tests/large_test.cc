@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements. They lie in sparsely mapped memory: pages that are only read
-// cost nothing, and the encoder does not write bins that are and stay zero.
+// Tests tensors of more than 2^31 elements, in sparsely mapped memory. Pages that are only read
+// cost nothing, and the encoder does not write bins that stay zero.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -21,7 +21,7 @@ float* MapZeros(int64_t size) {
   void* memory = mmap(nullptr, size * sizeof(float), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(memory != MAP_FAILED);
-  madvise(memory, size * sizeof(float), MADV_HUGEPAGE);  // where they can be had: fewer faults
+  madvise(memory, size * sizeof(float), MADV_HUGEPAGE);  // fewer page faults, where available
   return static_cast<float*>(memory);
 }
 
@@ -48,7 +48,7 @@ void LargeTensor(int64_t bin_size) {
   const float scale = static_cast<float>(bins_sent.size() / static_cast<double>(num_bins));
   for (int64_t i : kSent) CHECK(residual[i] == gradient[i] - gradient[i] * scale);
 
-  // All blocks would fill all pages: decode those that were sent to.
+  // Decodes only blocks with sent elements, because decoding all blocks would fill all pages.
   AdaCompDecoder decoder({{kSize, bin_size}}, kFingerprint, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), 0).ok());
   float* output = MapZeros(kSize);
@@ -63,7 +63,8 @@ void LargeTensor(int64_t bin_size) {
   for (float* memory : {residual, gradient, output}) munmap(memory, kSize * sizeof(float));
 }
 
-// All but what writes residuals or reduced gradients, for that would fill all pages.
+// Tests all functions except those that write residuals or reduced gradients, which would fill all
+// pages.
 void FactorsOfMoreThan2To31Elements() {
   constexpr int64_t kRows = (int64_t{1} << 20) + 1;
   constexpr int64_t kColumns = 2049;

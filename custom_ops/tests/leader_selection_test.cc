@@ -1,5 +1,5 @@
-// Sums at places that a leader chose, under sanitizers. Tests in tests/compressors and tests/ops compare
-// them with NumPy's.
+// Tests sums at a leader's places under sanitizers. tests/compressors and tests/ops compare them
+// with NumPy's.
 #include "../kernels/leader_selection.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace gradcomp {
 namespace {
 
-// One of several blocks, small ones, one that is sent whole, empty ones, and one all of which is
-// chosen.
+// A tensor of several blocks, small tensors, a tensor that is sent whole, empty tensors, and a
+// tensor whose entries are all chosen.
 const std::vector<int64_t> kSizes = {300001, 7, 0, 70003, 1, 131073, 0};
 const std::vector<int64_t> kEntries = {3001, 2, 0, 0, 1, 131073, 0};
 
@@ -42,7 +42,7 @@ struct Replica {
   }
 };
 
-// The places by sorting all of them.
+// Finds the places by sorting all entries.
 std::vector<int32_t> ChosenBySort(const Replica& replica, int64_t tensor, EntryOrder order) {
   std::vector<int32_t> places(kSizes[tensor]);
   std::iota(places.begin(), places.end(), 0);
@@ -93,7 +93,7 @@ void OfEqualMagnitudesTheFirstAreChosen() {
 
 void WhatIsNotSentIsKept() {
   const LeaderLayout layout(kSizes, kEntries);
-  const int64_t num_rests = layout.tensors()[1].first_value;  // of the first tensor
+  const int64_t num_rests = layout.tensors()[1].first_value;  // the first tensor's values
   for (int64_t threads : {1, 3}) {
     Replica replica;
     const Replica before = replica;
@@ -150,7 +150,7 @@ void PlacesOutsideOfTheirTensorAreRefused() {
   for (int32_t bad : {7, 7 << 3, 1 << 6, -1, std::numeric_limits<int32_t>::max()}) {
     std::vector<int32_t> places(layout.num_place_words(), 0);
     CHECK(CheckPlaces(layout, places.data()).ok());
-    places[layout.tensors()[1].first_place_word] = bad;  // of two places of 3 bits
+    places[layout.tensors()[1].first_place_word] = bad;  // the word of two places of 3 bits
     CHECK(CheckPlaces(layout, places.data()).message.find("tensor 1") == 0);
   }
 }

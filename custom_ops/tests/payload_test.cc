@@ -1,4 +1,4 @@
-// The header of payloads by itself, under sanitizers.
+// Tests the header of payloads under sanitizers.
 #include "../kernels/payload.h"
 
 #include <set>

@@ -1,4 +1,4 @@
-// PowerSGD's kernels by themselves, under sanitizers, beside plain loops in double.
+// Compares PowerSGD's kernels, under sanitizers, with plain loops in double.
 #include "../kernels/power_sgd.h"
 #include "../kernels/power_sgd_alternating.h"
 
@@ -16,10 +16,10 @@ struct Shape {
   int64_t rows;
   int64_t columns;
   int64_t rank;
-  int64_t more = 0;  // columns of the factor, behind those that count
+  int64_t more = 0;  // unused columns of the factor
 };
 
-// Rests of lanes, of tiles and of blocks; all groups of columns; tensors that are empty or whole.
+// Partial lanes, tiles and blocks; all groups of columns; tensors that are empty or sent whole.
 const std::vector<Shape> kShapes = {{1, 1, 0},    {1, 1, 1},      {17, 9, 1},    {64, 65, 2},
                                     {33, 40, 3},  {40, 33, 7},    {0, 5, 0},     {5, 0, 0},
                                     {300, 511, 4}, {300, 513, 4}, {9000, 16, 5}, {3, 70000, 3},
@@ -47,7 +47,7 @@ std::vector<BFloat16> Values(int64_t size, uint32_t seed) {
   return values;
 }
 
-// A step of one replica, all in vectors that end where their values end.
+// A step of a replica, in vectors whose memory ends with their values.
 template <typename Gradient>
 struct Step {
   Step(const std::vector<Shape>& shapes, GradientType type, int64_t threads) {
@@ -107,7 +107,7 @@ double Product(const std::vector<float>& a, int64_t a_first, int64_t a_stride,
   return sum;
 }
 
-// `left` and `right` say where the tensor's factors begin.
+// The tensor's factors begin at `left` and `right`.
 template <typename Gradient>
 void CheckTensor(const Step<Gradient>& step, size_t index, const Shape& shape, int64_t left,
                  int64_t right) {
@@ -177,7 +177,7 @@ void LeftFactorsArePlainProductsWithTheFactorsOfTheStepBefore() {
   }
 }
 
-// Sets a column of a factor to some values, the same ones for any number of columns.
+// Sets a column of a factor to values that do not depend on the number of columns.
 void FillColumn(const Shape& shape, int64_t column, std::vector<float>* factor) {
   const std::vector<float> values = Normal(shape.columns, 1, 50 + column);
   for (int64_t i = 0; i < shape.columns; ++i) {
@@ -297,7 +297,7 @@ void ProductsThatMayOverflowAreSeen() {
   CHECK(step.right[16] == 0);  // of the next tensor
 }
 
-// A step of one replica by ACP-SGD; each residual of the step before goes on.
+// A step of a replica by ACP-SGD, with the residuals of the step before.
 struct AlternatingStep : Step<float> {
   explicit AlternatingStep(int64_t threads) : Step(kShapes, GradientType::kFloat, threads) {
     for (size_t i = 0; i < kShapes.size(); ++i) {

@@ -1,4 +1,4 @@
-// The preconditioner's kernel: against its definition, with any number of threads.
+// Compares the preconditioner's kernel with its definition, for any number of threads.
 #include "../kernels/precondition.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The kernels of QSGD and SignSGD by themselves, under sanitizers. That they compute what the papers
-// say is tested against NumPy in tests/compressors.
+// Tests the kernels of QSGD and SignSGD under sanitizers. tests/compressors compares their results
+// with NumPy's.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 constexpr Method kMethod = Method::kQsgd;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One of each kind, whole blocks and odd ends, and none at all.
+// Tensors of each kind, with whole and partial blocks, and empty tensors.
 Codecs AllKinds() {
   Codecs codecs;
   for (int64_t size : {200003, 65536, 1025, 33, 1, 0}) {
@@ -44,7 +44,7 @@ void CodesComeOutAsTheyWentIn() {
       std::vector<int32_t> words(PackedWords(num_codes, bits), -1);
       chunk.Pack(num_codes, bits, words.data());
       CHECK(CheckPadding(words.data(), num_codes, bits).ok());
-      for (int64_t i = 0; i < num_codes * bits; ++i) {  // bit by bit, as the format says
+      for (int64_t i = 0; i < num_codes * bits; ++i) {  // bit by bit, as in the format
         CHECK((words[i / 32] >> i % 32 & 1) == (codes[i / bits] >> i % bits & 1));
       }
       chunk.Unpack(words.data(), num_codes, bits);
@@ -132,7 +132,7 @@ void ANonFiniteGradientLeavesTheResidualsUntouched() {
   }
 }
 
-// However far apart and however close together.
+// Buckets of values that are extremely far apart or close together.
 void ExtremeBucketsAreFinite() {
   constexpr float kMost = std::numeric_limits<float>::max();
   constexpr float kLeast = std::numeric_limits<float>::denorm_min();
@@ -163,7 +163,7 @@ void ExtremeBucketsAreFinite() {
   }
 }
 
-// Memory of which only what is touched takes place.
+// Memory in which only touched pages take space.
 template <typename Value>
 Value* MapZeros(int64_t size) {
   void* memory = mmap(nullptr, size * sizeof(Value), PROT_READ | PROT_WRITE,
@@ -172,7 +172,7 @@ Value* MapZeros(int64_t size) {
   return static_cast<Value*>(memory);
 }
 
-// The last block alone.
+// Only the last block.
 void TensorsOfMoreThan2To31Elements() {
   constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
   Codecs codecs;
@@ -205,7 +205,7 @@ void TensorsOfMoreThan2To31Elements() {
   }
 }
 
-// Also of extreme values, and of none.
+// Also for extreme values, and for empty tensors.
 void ErrorsDoNotDependOnThreadsAndAreThoseOfWhatIsKept() {
   for (int64_t size : {0, 1, 33, 200003}) {
     std::vector<float> values = Normal(size, 1, 1);

@@ -17,7 +17,7 @@ inline constexpr int64_t kFingerprint = -77;
 inline constexpr int64_t kPlan = -99;  // of payloads of a fixed length
 inline constexpr int64_t kStep = 5;
 
-// On `threads` threads, in pieces that depend on their number.
+// Returns a ParallelFor on `threads` threads, with ranges that depend on their number.
 inline ParallelFor Threads(int64_t threads) {
   return [threads](int64_t count, int64_t, const Work& work) {
     if (threads == 1) return work(0, count);
@@ -47,7 +47,8 @@ struct EncodeSettings {
   AdamSettings adam = {};
 };
 
-// A whole payload from flat tensors; the residuals are updated, and second moments, if there are any.
+// Returns a payload from flat tensors; updates the residuals, and the second moments if there are
+// any.
 template <typename Gradient>
 std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
                             const std::vector<std::vector<Gradient>>& gradients,

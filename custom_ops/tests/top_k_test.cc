@@ -1,5 +1,5 @@
-// TopK's kernels by themselves, under sanitizers. That they compute what the paper says is tested
-// against NumPy in tests/compressors and tests/ops.
+// Tests TopK's kernels under sanitizers. tests/compressors and tests/ops compare their results with
+// NumPy's.
 #include "../kernels/top_k_codec.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ Codecs TopKAlone(int64_t size, int64_t entries) {
   return codecs;
 }
 
-// The places of the largest magnitudes by sorting all of them, ascending.
+// Finds the ascending places of the largest magnitudes by sorting.
 std::vector<int32_t> LargestBySort(const std::vector<float>& values, int64_t entries) {
   std::vector<int32_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -37,7 +37,7 @@ std::vector<int32_t> LargestBySort(const std::vector<float>& values, int64_t ent
 
 void CheckSelection(std::vector<float> values, int64_t entries) {
   const int64_t size = values.size();
-  for (float& value : values) value += 0.0f;  // what is added to the residual, 0: -0 becomes 0
+  for (float& value : values) value += 0.0f;  // adding a residual of 0 turns -0 into 0
   const std::vector<int32_t> expected = LargestBySort(values, entries);
   for (int64_t threads : {1, 3}) {
     std::vector<std::vector<float>> residuals = {std::vector<float>(size)};
@@ -78,7 +78,7 @@ void OfEqualMagnitudesTheFirstAreSent() {
   }
 }
 
-// Magnitudes that differ in one bit alone, in each of the digits, and denormals.
+// Tests magnitudes that differ in one bit, in each of the digits, and denormals.
 void MagnitudesThatDifferInOneBitAreToldApart() {
   for (int bit = 0; bit < 31; ++bit) {
     std::mt19937 engine(bit);
@@ -163,7 +163,7 @@ void CorrectedGradientsAreTheSameOnAnyNumberOfThreads() {
                          corrected[i].data()});
     }
     const float scale = ClipScale(tensors, 10, Threads(threads));
-    CHECK(scale > 0.0172f && scale < 0.0176f);  // 10 over the root of 331,084
+    CHECK(scale > 0.0172f && scale < 0.0176f);  // 10 divided by the root of 331,084
     CHECK(ClipScale(tensors, kInfinity, Threads(threads)) == 1);
     CorrectMomentum(tensors, scale, 0.9f, Threads(threads));
     if (threads == 1) first = corrected;
