@@ -177,7 +177,7 @@ def test_other_formats_are_refused_before_anything_else():
 
 def test_lengths_that_do_not_add_up():
     payload = valid_payload()
-    assert "which is what was received" in error_of([payload[:-1]])
+    assert "the received length" in error_of([payload[:-1]])
     followed = np.r_[payload, np.int32([0, 3])]
     assert "payload of replica 0: other words than zeros behind" in error_of([followed])
     assert "payload of replica 1: it starts with 0" in error_of([payload, payload[:0]])
