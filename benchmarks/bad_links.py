@@ -1,11 +1,11 @@
-"""Trains over bad links, and tells what a job survives.
+"""Trains over bad links, and reports which faults a job survives.
 
     python benchmarks/bad_links.py            # all cases, about ten minutes; prints a table
 
 Two workers train in network namespaces (`links.py`), by the program of the soak test, which checks
 that no gradient is lost. Links lose or delay packets, or are cut for some seconds. A job survives
-if it trains on. Otherwise every worker must end by itself, with a reason, and within the timeout.
-Needs root, and /dev/net/tun for loss and delay.
+if training continues. Otherwise every worker must end by itself within the timeout, and print a
+reason. Needs root, and /dev/net/tun for loss and delay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from soak import PROGRAM, Log
 from tf_gradcomp.environment import HEARTBEAT_TIMEOUT
 from tf_gradcomp.launch import LocalJob, WorkerEnd
 
-_WATCHED = 10.0  # seconds of training before anything is cut
+_WATCHED = 10.0  # seconds of training before the cut
 _START = 300.0  # seconds that the first epoch may take
 _BEYOND = 60.0  # seconds after the heartbeat timeout, at which a worker counts as hanging
 _CUT_OFF = 1  # the worker
@@ -39,8 +39,8 @@ class Case:
 
     Attributes:
         loss: The share of packets that get lost.
-        delay: The seconds by which packets are late, in each direction.
-        cut: The seconds for which one worker is cut off; infinity for good.
+        delay: The delay of packets in each direction, in seconds.
+        cut: The seconds for which one worker is disconnected; infinity means permanently.
         timeout: The heartbeat timeout of the job, in seconds.
     """
 
@@ -81,9 +81,9 @@ class Outcome:
     Attributes:
         case: The link.
         resumed_after: Seconds from the end of a cut to the next complete epoch; None if none came.
-        ends: The workers that ended by themselves, and not because the job was over.
+        ends: The workers that ended before the job was over.
         ended_after: Seconds from the start of the cut to the last of these ends.
-        faults: Whatever must not happen: a worker that hangs, or a gradient that is lost.
+        faults: Observed violations: a worker that hangs, or a gradient that is lost.
     """
 
     case: Case
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def survived(self) -> bool:
-        """True if the job has trained on."""
+        """True if training has continued."""
         return not self.ends and not self.faults
 
     @property
@@ -123,7 +123,7 @@ class _Watch:
         return max((line["saved"] for line in self.log.lines if "saved" in line), default=0)
 
     def wait(self, seconds: float, epochs: float = float("inf")) -> bool:
-        """Waits until so many epochs are complete, the job is over, or the time is."""
+        """Waits until a number of epochs is complete, the job is over, or the time has passed."""
         until = time.monotonic() + seconds
         while self.running and self.epochs < epochs and time.monotonic() < until:
             self.running = self._job.step()
@@ -137,7 +137,7 @@ def endure(case: Case, workers: int = 2, watched: float = _WATCHED) -> Outcome:
     Args:
         case: The link.
         workers: The number of workers.
-        watched: The seconds for which the job trains before anything is cut.
+        watched: The seconds of training before the cut.
     """
     outcome = Outcome(case)
     with (
@@ -179,7 +179,7 @@ def _cut(outcome: Outcome, watch: _Watch, network: links.Network) -> None:
     if math.isfinite(case.cut):
         network.rejoin(_CUT_OFF)
         joined = time.monotonic()
-        # What was on its way before the cut may complete one epoch without the other worker.
+        # Data in flight before the cut may complete one more epoch.
         if watch.wait(limit, watch.epochs + 2):
             outcome.resumed_after = time.monotonic() - joined
     if not watch.running:
@@ -201,7 +201,7 @@ def _judge(outcome: Outcome, watch: _Watch, job: LocalJob, workers: int) -> None
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Returns the table of what was survived."""
+    """Returns the table of outcomes."""
     rows = [f"| {one.case.name} | {one.case.timeout:g} s | {one.text} |" for one in outcomes]
     return "\n".join(["| link | heartbeat timeout | outcome |", "|---|---|---|", *rows])
 

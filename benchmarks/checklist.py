@@ -28,7 +28,7 @@ _TRAINS = {True: "yes", False: "no", None: "not measured"}
 
 @dataclasses.dataclass
 class Score:
-    """Times that a method's steps are faster than a baseline's, one for each setup."""
+    """The speed-ups of a method's steps over a baseline, one for each setup."""
 
     dense: list[float] = dataclasses.field(default_factory=list)
     cast: list[float] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ def scores(setups: Sequence[Setup]) -> dict[str, Score]:
 
 
 def total(setups: Sequence[Setup]) -> str:
-    """A sentence that counts the losses of all methods."""
+    """Returns a sentence that counts the losses of the methods."""
     every = [score for name, score in scores(setups).items() if name not in (BEST_CAST, AUTO)]
     dense, cast, fully_used = (
         losses([ratio for score in every for ratio in getattr(score, name)])
@@ -98,7 +98,7 @@ def _counted(name: str, score: Score) -> list[str]:
 
 
 def losses(ratios: Sequence[float]) -> str:
-    """A count of the ratios below 1, and of all."""
+    """Returns the number of ratios below 1, and the number of ratios."""
     return f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}" if ratios else ""
 
 
@@ -165,7 +165,7 @@ def _rows(setup: Setup) -> Iterator[list[str]]:
 
 
 def _measured(record: Record | None) -> list[str]:
-    """The range of a step's times, and those of encoding and of decoding, in milliseconds."""
+    """Returns the range of a step's times, and of encoding and decoding times, in milliseconds."""
     if record is None:
         return ["", "", ""]
     low, high = min(record["seconds"]), max(record["seconds"])

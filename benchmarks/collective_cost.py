@@ -1,4 +1,4 @@
-"""Measures what one small collective costs each worker: CPU time, context switches and time.
+"""Measures the cost of a small collective for each worker: CPU time, context switches and time.
 
     python benchmarks/collective_cost.py
 
@@ -60,7 +60,7 @@ def work(repeats: int) -> None:
 @click.command(help=__doc__)
 @click.option("--repeats", default=500, show_default=True, help="Calls of each.")
 def main(repeats: int) -> None:
-    """Prints the table of all calls."""
+    """Prints a table with a row for each call."""
     found = reports_of(__file__, str(repeats))
     table = Table("", "ms", "CPU ms", "context switches", title=f"Two workers on {processor()}")
     for name, (seconds, cpu, switches) in found[0].items():

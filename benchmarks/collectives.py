@@ -6,7 +6,7 @@ from typing import Any
 
 
 def collectives(function: Any, *args: Any) -> list[str]:
-    """Returns the op types of the collectives in one call; of two branches, those of the longer.
+    """Returns the op types of a call's collectives; of two branches, the longer counts.
 
     Args:
         function: A `tf.function`.

@@ -3,16 +3,16 @@
     python benchmarks/convergence.py digits --workers 2 --workers 4 --optimizer adam --optimizer sgd
     python benchmarks/convergence.py text --workers 4 --steps 4000 --seeds 1
 
-The runs are those of `keras_examples/`, on real worker processes of this machine, one job at a
-time. What they measured, the table and the curves go to `results/`.
+The programs of `keras_examples/` train in real worker processes on this machine, one job at a time.
+The measurements, the table and the curves go to `results/`.
 
 Three ratios are given, whose differences docs/how_it_works.md explains:
 
-- payload: bytes of the gradients as float32 over bytes of the payload, all that is in it counted;
-- paper: as the AdaComp paper counts, 8 or 16 bits for each element sent and one float32 for each
-  layer. Codes are counted in its place, of which an empty bin has one too, with up to three bytes
-  of padding for each layer: so it is slightly too low;
-- wire: bytes that a dense ring all-reduce makes a worker send over those that ours does.
+- payload: bytes of the gradients as float32, divided by the bytes of the whole payload; - paper: as
+the AdaComp paper counts, with 8 or 16 bits for each sent element and one float32 for each layer.
+This benchmark counts codes instead of sent elements. An empty bin also has a code, and a layer has
+up to three bytes of padding, so the ratio is slightly too low; - wire: bytes that a worker sends in
+a dense ring all-reduce, divided by the bytes that it sends with the method.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callab
             click.option("--compressor", default="adacomp", callback=checked_compressors),
             click.option("--precondition", default="auto", type=click.Choice(["auto", "none"])),
             results_options(str(RESULTS)),
-            click.option("--reuse", is_flag=True, help="Take runs that are there already."),
+            click.option("--reuse", is_flag=True, help="Reuse existing runs."),
         ):
             command = option(command)
         return command

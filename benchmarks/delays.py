@@ -1,7 +1,7 @@
-"""Measures how much of what waits in residuals has waited for many steps.
+"""Measures which share of the residuals has been delayed for many steps.
 
-Learners in one process train a program's model by each method. The table has the cosine that
-`gc.callbacks.DelayCheck` logs: the smallest and the largest of all checks.
+Learners in one process train a program's model by each method. The table has the smallest and the
+largest cosine that `gc.callbacks.DelayCheck` logs.
 
     python benchmarks/delays.py keras_examples/digits_cnn.py --steps 300 -c adacomp -c random_k
     python benchmarks/delays.py keras_examples/char_lstm.py --steps 300 -c adacomp -c scalecom

@@ -1,4 +1,4 @@
-"""Times what one learner computes in a step, before and after it communicates."""
+"""Times a learner's computation in a step, before and after it communicates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Encoding:
 
 
 def _timed(talk: Generator[Any, Any, Any], spent: list[float]) -> Generator[Any, Any, Any]:
-    """Yields what a conversation yields, and notes the processor's seconds between."""
+    """Yields a conversation's requests, and records the processor time between them."""
     answer = None
     while True:
         start = time.process_time()

@@ -1,11 +1,11 @@
-"""Measures the exchange of a ResNet-50's gradient by two workers: our methods beside all-reduce.
+"""Compares our methods with all-reduce in the exchange of a ResNet-50's gradient by two workers.
 
     python benchmarks/exchange.py
     python benchmarks/exchange.py -c adacomp -c scalecom -c cast -c top_k -c power_sgd
 
 All run in turn in the same processes, over the same collectives, and once for each setting of
 malloc. Gradients have the real shapes of keras.applications.ResNet50. Each step gets them in fresh
-memory, as from a backward pass. `network.py` measures all methods so, and on slower links.
+memory, as from a backward pass. `network.py` does the same for all methods, also on slower links.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Measured = dict[str, dict[str, Any]]  # of each contender
 
 
 def work(names: list[str], warmup: int, repeats: int) -> None:
-    """Measures all contenders on one worker; prints what their steps took as JSON."""
+    """Measures all contenders on one worker; prints the times of their steps as JSON."""
     from collectives import collectives
     from gradients import mean_over_workers
     from turns import timed
@@ -65,7 +65,7 @@ def work(names: list[str], warmup: int, repeats: int) -> None:
 
 
 def measure(names: list[str], malloc: str, warmup: int, repeats: int) -> Measured:
-    """Runs two workers under a setting of malloc; returns what the first one measured."""
+    """Runs two workers under a setting of malloc; returns the first worker's measurements."""
     args = json.dumps([names, warmup, repeats])
     return reports_of(__file__, args, variables=SETTINGS[malloc])[0]
 
@@ -113,7 +113,7 @@ def main(
     mallocs: tuple[str, ...],
     json_path: Path | None,
 ) -> None:
-    """Prints the table of all settings and methods."""
+    """Prints the table of settings and methods."""
     table = Table(title=f"ResNet-50 gradient, 2 workers on {processor()}, loopback")
     for column in ("malloc", "", "median ms", "min", "max", "times faster", "page faults"):
         table.add_column(column, justify="right")

@@ -1,12 +1,12 @@
-"""Measures how long the first step of training takes, and what it is made of.
+"""Measures the time of the first step of training, and the parts of this time.
 
     python benchmarks/first_step.py
     python benchmarks/first_step.py --model transformer -c adacomp -c cast --repeats 5
 
 Two workers train with Adam. The time begins when the model exists: it covers the optimizer's
 variables, the tracing of the step and the step's first call. "Dense" is the optimizer alone, under
-`gc.MultiWorkerMirroredStrategy`. Counts come from a job of their own, in which nothing is timed;
-they are the same on any machine.
+`gc.MultiWorkerMirroredStrategy`. Counts come from a separate job without timing, and are the same
+on any machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PHASES = ("variables", "tracing", "first call")
 
 
 def work(name: str, method: str, counts: bool) -> None:
-    """Takes the first step on one worker; prints what it took, or its counts, as JSON."""
+    """Takes the first step on one worker; prints its times, or its counts, as JSON."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -111,9 +111,9 @@ def _cpu_seconds() -> float:
 
 @contextlib.contextmanager
 def _counting(found: collections.Counter[str]) -> Iterator[None]:
-    """Within this context, counts new variables, and ops that Python runs outside of graphs."""
+    """Counts new variables, and ops that Python runs outside graphs, within this context."""
     import tensorflow as tf
-    from tensorflow.python.framework import op_callbacks  # nothing public sees each op
+    from tensorflow.python.framework import op_callbacks  # no public API sees each op
 
     def op(type_, _inputs, _attributes, _outputs, op_name=None, graph=None) -> None:
         if graph is None:

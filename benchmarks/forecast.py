@@ -16,7 +16,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 def forecast(
     strategy: tf.distribute.Strategy, exchanges: Mapping[str, GradientExchange]
 ) -> dict[str, float]:
-    """Seconds of an exchange on the present link, by name; of a choice, those of the fastest."""
+    """Returns the seconds of an exchange by name; a choice takes its fastest method."""
     methods = {name: methods_of(get(name)) for name in exchanges}
     each = {text_of(method): method for of_name in methods.values() for method in of_name}
     if not each:

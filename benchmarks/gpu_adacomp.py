@@ -27,7 +27,7 @@ GRADIENTS, STEPS_BEFORE = 8, 16
 
 
 class AdaComp(OnGpu):
-    """Bins of one size, or a tensor that is sent whole, where it is 0."""
+    """AdaComp with one bin size; 0 sends the tensor whole."""
 
     BLOCK_ELEMENTS, WHOLE_BIN_SIZE = 1 << 16, 1024
 
@@ -101,7 +101,7 @@ class AdaComp(OnGpu):
         self._by_warps("pack", self.pieces, self.step)
 
     def unpack(self) -> None:
-        """Takes back what `encode` has done."""
+        """Reverts `encode`."""
         self._by_warps("unpack", self.pieces, self.step)
 
     def _by_pieces(self, kernel: str) -> None:
@@ -136,7 +136,7 @@ class AdaComp(OnGpu):
             yield Work(f"decode of {number}", self.decoding([self.body()] * number)[0], 4)
 
     def _steps(self) -> Iterator[Any]:
-        """Steps with gradients that differ, as those of a training do."""
+        """Takes steps with different gradients, as in training."""
         for i in range(GRADIENTS):
             gradient = np.roll(self.inputs.gradient, i * (self.size // GRADIENTS) + i)
             self.tensor.gradient = self.gpu.put(gradient)
@@ -145,9 +145,9 @@ class AdaComp(OnGpu):
             yield step
 
     def compared(self) -> Iterator[Compared]:
-        """Payload, residual and sum, and what is left after all is taken back."""
+        """Yields payload, residual and sum, and the state after encoding is reverted."""
         if self.divides:
-            return  # the last bits of second moments are the conformance tests'
+            return  # conformance tests check the last bits of second moments
         adacomp = oracle("adacomp")
         before, meant = self.inputs.residual, self.inputs.meant
         payload, (left,), _ = adacomp.encode_payload(
@@ -166,7 +166,7 @@ class AdaComp(OnGpu):
         yield "residual taken back", self.floats(self.residual), restored
 
     def body(self) -> np.ndarray:
-        """The payload behind the header, as int32."""
+        """The payload after the header, as int32."""
         data = self.gpu.get(self.step.summary, ctypes.sizeof(self.summary_type))
         words = self.summary_type.from_buffer_copy(data).body_words
         return np.frombuffer(self.gpu.get(self.step.body, 4 * words), np.int32)

@@ -1,4 +1,4 @@
-"""One GPU by CUDA's driver and NVRTC alone, and what the kernels' tables say of their arguments."""
+"""A GPU, used only through CUDA's driver and NVRTC, and the kernels' structures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DECLARED = re.compile(
 
 
 def read_tables() -> tuple[dict[str, int], dict[str, Any]]:
-    """The constants and the structures of all `*tables.h`, by name; pointers are addresses."""
-    first = ["tables.h", "fixed_tables.h"]  # what the others are made of
+    """Parses the constants and structures of `*tables.h`; pointers become addresses."""
+    first = ["tables.h", "fixed_tables.h"]  # the basis of the other files
     rest = {path.name for path in SOURCES.glob("*tables.h")} - set(first)
     constants: dict[str, int] = {}
     structures: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def read_tables() -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def structure(name: str, base: Any, text: str, types: Mapping[str, Any]) -> Any:
-    """One structure from the text of its fields, which are of some types or pointers."""
+    """Returns a structure, from the text of its fields."""
     fields = []
     for declaration in filter(None, map(str.strip, text.split(";"))):
         kind, _, field = declaration.rpartition(" ")
@@ -61,7 +61,7 @@ CONSTANTS, STRUCTURES = read_tables()
 
 
 def open_first(names: Sequence[str | Path]) -> ctypes.CDLL:
-    """The first library that is there."""
+    """Loads the first library that exists."""
     for name in names:
         try:
             return ctypes.CDLL(str(name))
@@ -136,7 +136,7 @@ class Gpu:
             raise SystemExit(f"{name} fails with error {error} of CUDA's driver.")
 
     def room(self, size: int) -> int:
-        """Memory of so many bytes, until all is freed."""
+        """Allocates a number of bytes, until `free`."""
         memory = ctypes.c_ulonglong()
         self._call("cuMemAlloc_v2", byref(memory), ctypes.c_size_t(max(int(size), 1)))
         self._memory.append(memory)
@@ -150,7 +150,7 @@ class Gpu:
         self._memory.clear()
 
     def zeros(self, size: int) -> int:
-        """So many bytes that are 0."""
+        """Allocates a number of bytes with zeros."""
         return self.put(np.zeros(int(size), np.uint8))
 
     def put(self, values: np.ndarray | ctypes.Structure | ctypes.Array) -> int:
@@ -163,7 +163,7 @@ class Gpu:
         return memory
 
     def get(self, memory: int, size: int) -> bytes:
-        """So many bytes."""
+        """Downloads a number of bytes."""
         data = ctypes.create_string_buffer(int(size))
         address, length = ctypes.c_ulonglong(memory), ctypes.c_size_t(int(size))
         self._call("cuMemcpyDtoHAsync_v2", data, address, length, None)
@@ -171,11 +171,11 @@ class Gpu:
         return data.raw
 
     def wait(self) -> None:
-        """For all that was launched."""
+        """Waits until all launches have ended."""
         self._call("cuStreamSynchronize", None)
 
     def copy(self, source: int, target: int, size: int) -> None:
-        """On the device."""
+        """Copies within the device."""
         addresses = ctypes.c_ulonglong(target), ctypes.c_ulonglong(source)
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size), None)
 
@@ -186,7 +186,7 @@ class Gpu:
         step: ctypes.Structure,
         threads: int = CONSTANTS["kThreads"],
     ) -> None:
-        """A kernel with its only parameter."""
+        """Launches a kernel with its only parameter."""
         function = c_void_p()
         self._call("cuModuleGetFunction", byref(function), self._module, name.encode())
         parameters = (c_void_p * 1)(ctypes.addressof(step))

@@ -1,13 +1,13 @@
-"""Checks and times the kernels for GPUs alone: needs a GPU, NVRTC and NumPy, no TensorFlow.
+"""Checks and times the GPU kernels without TensorFlow; needs a GPU, NVRTC and NumPy.
 
-The source is that which the op library compiles, `custom_ops/gpu/`. With --check, what the kernels
-of all methods write is compared with the NumPy oracle to the bit, over types and settings of all
-kinds; what differs is an error. For races:
+The source is `custom_ops/gpu/`, which the op library also compiles. With --check, the results of
+all methods' kernels must equal the NumPy oracle's in every bit, for all types and many settings. To
+find races:
 
     compute-sanitizer --tool racecheck python benchmarks/gpu_kernels.py --check --elements 70001
 
-Without it, they are timed beside a copy on the device, in turns, and what memory they must read and
-write at least is counted for them; the copy reads and writes 8 bytes for each element.
+Without --check, the kernels are timed in turns with a copy on the device. The bandwidth counts the
+least memory that a kernel must read and write; the copy reads and writes 8 bytes for each element.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def label(method: Method, setting: dict[str, Any]) -> str:
 
 
 def check(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METHODS) -> None:
-    """Compares the kernels with the oracle, and ends the program where they differ in a bit."""
+    """Compares the kernels with the oracle, and ends the program if they differ in a bit."""
     for size in sizes:
         for inputs in inputs_of(size):
             for method in methods:
@@ -67,7 +67,7 @@ def check(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METHOD
 
 
 def measure(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METHODS) -> None:
-    """Prints a table of times and of bandwidths beside that of a copy."""
+    """Prints a table of times, and of bandwidths relative to a copy."""
     print(f"{gpu.name}, sm_{gpu.capability}; the median of {REPEATS}\n")
     print("| elements | kernels | ms | GB/s at least | of a copy's |\n|---|---|---|---|---|")
     for size in sizes:
@@ -80,7 +80,7 @@ def measure(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METH
 
 
 def measure_beside_a_copy(gpu: Gpu, inputs: Inputs, name: str, works: list[Work]) -> None:
-    """Each of the works and the copy in turns."""
+    """Measures each work and the copy in turns."""
     size = inputs.residual.size
     source, target = gpu.put(inputs.residual), gpu.room(4 * size)
     copy = Work("a copy", lambda: gpu.copy(source, target, 4 * size), 8)
@@ -105,7 +105,7 @@ def measure_beside_a_copy(gpu: Gpu, inputs: Inputs, name: str, works: list[Work]
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Runs the checks or the measurements of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="compare with the oracle, and end")
     parser.add_argument("--elements", type=int, nargs="+", metavar="N", help="sizes of the tensor")

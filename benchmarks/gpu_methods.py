@@ -1,4 +1,4 @@
-"""The kernels of each method on one tensor: arguments, launches, and what NumPy says of them."""
+"""The kernels of each method on one tensor: arguments, launches, and NumPy's results."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Work:
 
     name: str
     launch: Callable[[], None]
-    bytes_each: float  # that must at least be read and written, for an element
-    finish: Callable[[], None] = lambda: None  # what a step does behind it, which is not timed
+    bytes_each: float  # the least memory to read and write, for an element
+    finish: Callable[[], None] = lambda: None  # the rest of a step, which is not timed
 
 
-# What it is, what was found on the GPU, and what NumPy says it should be.
+# The name of a result, the GPU's value, and NumPy's value.
 Compared = tuple[str, np.ndarray, np.ndarray]
 
 
@@ -81,16 +81,16 @@ class OnGpu:
         raise NotImplementedError
 
     def compared(self) -> Iterator[Compared]:
-        """Runs each kernel, and says what it did."""
+        """Runs each kernel, and yields its results."""
         raise NotImplementedError
 
     def floats(self, memory: int, size: int | None = None) -> np.ndarray:
-        """Float32 numbers of the GPU's; by default as many as the tensor has."""
+        """Downloads float32 numbers; by default as many as the tensor has."""
         return np.frombuffer(self.gpu.get(memory, 4 * (size or self.size)), np.float32)
 
 
 class Precondition(OnGpu):
-    """Dividing by the root of the second moment."""
+    """The division by the root of the second moment."""
 
     def __init__(self, gpu: Gpu, inputs: Inputs) -> None:
         super().__init__(gpu, inputs)
@@ -120,7 +120,7 @@ class Precondition(OnGpu):
         yield Work("divide", self.divide, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """Yields the divided gradient and the second moment, each beside its expected values."""
+        """Yields the divided gradient and the second moment, with their expected values."""
         self.divide()
         divided, moment = oracle("precondition").precondition(
             np.full(self.size, MOMENT, np.float32),
@@ -134,7 +134,7 @@ class Precondition(OnGpu):
 
 
 class Chunks(OnGpu):
-    """A step of ScaleCom and RandomK, of a leader alone: what it takes is the total."""
+    """A step of ScaleCom and RandomK by a single replica, whose values are the total."""
 
     def __init__(self, gpu: Gpu, inputs: Inputs, chunk_size: int) -> None:
         super().__init__(gpu, inputs)
@@ -170,7 +170,7 @@ class Chunks(OnGpu):
             kept_share=np.float32(1) - np.float32(FILTER),
         )
         self.last = type(self.step).from_buffer_copy(self.step)
-        self.last.values = gpu.room(4 * self.chunks)  # what is kept
+        self.last.values = gpu.room(4 * self.chunks)  # the share that is kept
         self.last.totals = self.taken
 
     def _by_threads(self, kernel: str, threads: int, step: Any) -> None:
@@ -183,11 +183,11 @@ class Chunks(OnGpu):
         self._by_threads("pack", self.words, self.step)
 
     def take(self) -> None:
-        """Takes what is sent."""
+        """Takes the sent values."""
         self._by_threads("take", self.chunks, self.step)
 
     def apply(self) -> None:
-        """Spreads the totals, and keeps what is not sent."""
+        """Spreads the totals, and keeps the unsent values."""
         self._by_threads("keep", self.chunks, self.last)
         self.gpu.launch("gradcomp_chunks_spread", slices(self.size), self.last)
         self._by_threads("place", self.chunks, self.last)
@@ -199,7 +199,7 @@ class Chunks(OnGpu):
         yield Work("apply", self.apply, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """Yields the results of each part of a step, each beside its expected values."""
+        """Yields the results of each part of a step, with their expected values."""
         chunks = oracle("chunks")
         before, gradient = self.inputs.residual, self.inputs.meant.astype(np.float32)
         sums = before + gradient
@@ -218,10 +218,10 @@ class Chunks(OnGpu):
 
 
 class FixedLength(OnGpu):
-    """A method whose payloads have a fixed length; 0 as its main setting sends the tensor whole."""
+    """A method with payloads of fixed length; a main setting of 0 sends the tensor whole."""
 
-    reference: ClassVar[str]  # the oracle; so begin the names of the kernels
-    structures: ClassVar[str]  # so begin those of the structures
+    reference: ClassVar[str]  # the oracle; the prefix of the kernels' names
+    structures: ClassVar[str]  # the prefix of the structures' names
 
     def __init__(
         self,
@@ -234,17 +234,17 @@ class FixedLength(OnGpu):
         layout: Mapping[str, Any],
         to_encode: Mapping[str, Any],
     ) -> None:
-        """Takes what differs between methods.
+        """Takes the differences between methods.
 
         Args:
-            gpu: Where it is.
+            gpu: The GPU.
             inputs: The tensor.
-            words: Of the payload behind its header.
-            launches: Kernels that encode, and on how many blocks.
-            tensor: Its own fields of the structure that describes a tensor.
-            step: Likewise for all that encoders are given.
+            words: The number of words of the payload after its header.
+            launches: The kernels that encode, and their numbers of blocks.
+            tensor: The method's own fields of the tensor's structure.
+            step: The method's own fields of the encoders' structure.
             layout: Arguments of the oracle's functions.
-            to_encode: Further ones of its `encode_payload`.
+            to_encode: Further arguments of the oracle's `encode_payload`.
         """
         super().__init__(gpu, inputs)
         self.words, self.launches, self.layout, self.to_encode = words, launches, layout, to_encode
@@ -284,7 +284,7 @@ class FixedLength(OnGpu):
         return lambda: self.gpu.launch(kernel, blocks, step), values
 
     def works(self) -> Iterator[Work]:
-        """One step's encoding, and decoding."""
+        """The encoding of a step, and the decoding."""
         sent_each = 4 * self.words / self.size
         self.encode()
         yield Work("encode", self.encode, 12 + sent_each)
@@ -308,7 +308,7 @@ class FixedLength(OnGpu):
         yield "sum", self.floats(values), np.float32(0) + one + one + one
 
     def body(self) -> np.ndarray:
-        """The payload behind the header, as int32."""
+        """The payload after the header, as int32."""
         return np.frombuffer(self.gpu.get(self.step.body, 4 * self.words), np.int32)
 
 
@@ -316,7 +316,11 @@ class TopK(FixedLength):
     """A share of the entries."""
 
     reference, structures = "top_k", "TopK"
-    DIGITS = ((20, 1 << 11), (10, 1 << 10), (0, 1 << 10))  # shift, and how many values it has
+    DIGITS = (
+        (20, 1 << 11),
+        (10, 1 << 10),
+        (0, 1 << 10),
+    )  # the shift of a digit, and its number of values
 
     def __init__(self, gpu: Gpu, inputs: Inputs, density: float) -> None:
         size = inputs.residual.size
@@ -338,7 +342,7 @@ class TopK(FixedLength):
         )
 
     def encode(self) -> None:
-        """Finds the last entry to be sent, and sends."""
+        """Finds the last sent entry, and sends."""
         self.gpu.copy(self.start, self.step.last, ctypes.sizeof(STRUCTURES["TopKLast"]))
         for shift, num_digits in self.DIGITS:
             self.step.shift, self.step.num_digits = shift, num_digits
@@ -399,7 +403,7 @@ class SignSgd(FixedLength):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A row of the table: what is compared with NumPy, and what is timed."""
+    """A row of the table: the work that is compared with NumPy and timed."""
 
     name: str
     on_gpu: Callable[..., OnGpu]

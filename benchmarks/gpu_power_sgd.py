@@ -1,4 +1,4 @@
-"""PowerSGD's kernels on one matrix, beside NumPy in the order in which they add."""
+"""Compares PowerSGD's kernels on one matrix with NumPy, which adds in the same order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BLOCK_ELEMENTS, BLOCK_ROWS, BLOCK_COLUMNS = 1 << 17, 1 << 12, 1 << 9
 
 
 def added(values: np.ndarray, axis: int) -> np.ndarray:
-    """The sum along an axis, one after another, as float32; never -0."""
+    """Returns the sum along an axis, added one by one as float32; never -0."""
     return np.add.accumulate(values, axis, np.float32).take(-1, axis) + np.float32(0)
 
 
 class PowerSgd(OnGpu):
-    """The whole rows among a tensor's first elements; of a smaller tensor all, sent whole."""
+    """Returns the whole rows among a tensor's first elements; a smaller tensor is sent whole."""
 
     def __init__(self, gpu: Gpu, inputs: Inputs, rank: int, columns: int) -> None:
         super().__init__(gpu, inputs)
@@ -67,7 +67,7 @@ class PowerSgd(OnGpu):
             parts=gpu.room(4 * max(1, self.blocks * self.rank * self.block_columns)),
             not_finite=gpu.zeros(4),
         )
-        # What comes behind has the sum of P, which is orthonormal.
+        # The later kernels get the sum of P, which is orthonormal.
         self.second = type(self.first).from_buffer_copy(self.first)
         if self.rank:
             self.second.left = gpu.put(self.left)
@@ -103,7 +103,7 @@ class PowerSgd(OnGpu):
         yield Work("reduce", self.reduce, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """Yields the results of each part of a step, each beside its expected values."""
+        """Yields the results of each part of a step, with their expected values."""
         meant = self.inputs.meant.astype(np.float32)
         sums = (self.inputs.residual + meant)[: self.elements].reshape(self.rows, self.columns)
         self.multiply_right()
@@ -132,7 +132,7 @@ class PowerSgd(OnGpu):
         )
 
     def expected_left(self, sums: np.ndarray) -> np.ndarray:
-        """P: of each block's columns, every eighth is added up; then these are."""
+        """Returns P; a block sums every eighth column in a lane, and then the lanes."""
         left = []
         for factor in self.start:
             parts = []
@@ -149,7 +149,7 @@ class PowerSgd(OnGpu):
         return np.array(left)
 
     def expected_right(self, sums: np.ndarray) -> np.ndarray:
-        """Q: of each block, row after row is added up; then blocks are."""
+        """Returns Q, where the rows of each block are summed first, and then the blocks."""
         right = []
         for column in self.left:
             products = sums * column[:, np.newaxis]

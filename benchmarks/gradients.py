@@ -1,4 +1,4 @@
-"""Gradients to exchange, and what reduces them over the workers."""
+"""Gradients to exchange, and functions that reduce them over the workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Reduction = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 class Gradients:
     """The gradients of a step, a different stream on each worker.
 
-    They are distributed as in AdaComp's acceptance test: each weight has a mean drawn once from
-    N(0, 0.02^2), and noise of scale 0.3 for each step. That is drawn once, too, as one long vector,
-    and each step reads it from another place on: drawing it would take longer than most exchanges.
+    Gradients are distributed as in AdaComp's acceptance test: each weight has a mean, drawn once
+    from N(0, 0.02^2), and noise of scale 0.3 in each step. The noise is drawn once as a long
+    vector, which each step reads from another offset, because drawing it would take longer than
+    most exchanges.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], seed: int) -> None:
@@ -44,7 +45,7 @@ class Gradients:
         self._handed_over.enqueue([tf.raw_ops.DeepCopy(x=value) for value in self.values])
 
     def take(self) -> list[tf.Tensor]:
-        """Returns the gradients that were handed over.
+        """Returns the gradients that `draw` has prepared.
 
         As after a backward pass, nothing else uses their memory.
         """
@@ -59,7 +60,8 @@ def on_replica(
 ) -> Callable[[], object]:
     """Returns a function that reduces the gradients on all replicas.
 
-    The function takes them itself: passing so many arguments takes Python milliseconds.
+    The function takes the gradients itself, because Python takes milliseconds to pass so many
+    arguments.
     """
     return tf.function(
         lambda: strategy.run(lambda: reduction(take())),
@@ -73,13 +75,13 @@ def all_reduce(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 
 def all_reduce_float16(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """The same, of numbers rounded to 16 bits."""
+    """The sum over the replicas of numbers rounded to 16 bits."""
     totals = all_reduce([tf.cast(gradient, tf.float16) for gradient in gradients])
     return [tf.cast(total, tf.float32) for total in totals]
 
 
 def mean_over_workers(strategy: tf.distribute.Strategy) -> Callable[[float], float]:
-    """The mean of a number of each worker; it is there when all have asked for it."""
+    """Returns the mean of a number over the workers, once all workers have called this."""
 
     def mean(number: tf.Tensor) -> tf.Tensor:
         placed = tf.identity(number)  # an argument is on no device

@@ -1,4 +1,4 @@
-"""Figures of the first pages: AdaComp beside dense steps and 16-bit casts."""
+"""Figures of the first pages, which compare AdaComp with dense steps and 16-bit casts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ("AdaComp, two workers", *LINKS)
 
 
 def findings(found: Sequence[Setup], trained: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of a table of steps and whole trainings."""
+    """Yields the lines of a table of steps and whole trainings."""
     of_two = [s for s in found if s.workers == 2 and METHOD in s.records]
     rows = [
         [f"a step: {NAMES[job]}", *(_step(of_two, job, link) for link in LINKS)]
@@ -48,7 +48,7 @@ def _training(trained: Sequence[Mapping[str, Any]], task: str, link: str) -> str
 
 
 def over_baselines(setup: Setup) -> tuple[float, float]:
-    """Returns the times that AdaComp is faster than the best dense step and the best 16 bits."""
+    """Returns AdaComp's speed-ups over the best dense step and the best 16-bit cast."""
     cast = min(setup.seconds(name) for name in CASTS if name in setup.records)
     return setup.dense / setup.seconds(METHOD), cast / setup.seconds(METHOD)
 

@@ -35,7 +35,7 @@ _ELEMENT_BYTES = {jobs.HOROVOD_ALL_REDUCE: 4, jobs.HOROVOD_FLOAT16: 2}
 
 
 def join(plan: turns.Plan) -> turns.Job:
-    """Connects this rank to the others."""
+    """Connects this rank to the other ranks."""
     initialize(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
     exchange = plan.job == jobs.EXCHANGE
     contender = Exchanges().contender if exchange else functools.partial(training, plan.job)
@@ -45,7 +45,8 @@ def join(plan: turns.Plan) -> turns.Job:
 def initialize(tf_config: dict, interface: str) -> None:
     """Initializes Horovod, with a rendezvous server at the first rank's address.
 
-    `horovodrun` would serve from this machine, which the workers' network does not reach.
+    `horovodrun` would run the server on this machine's network, which workers in namespaces cannot
+    reach.
     """
     rank, addresses = tf_config["task"]["index"], tf_config["cluster"]["worker"]
     hosts = [address.rpartition(":")[0] for address in addresses]
@@ -122,7 +123,7 @@ def training(job: str, name: str) -> turns.Contender:
             value = loss(labels, model(inputs, training=True))
         if name in PLAIN:
             tape = hvd.DistributedGradientTape(tape, compression=PLAIN[name])
-        # Horovod's tape asks for variables of TensorFlow.
+        # Horovod's tape needs TensorFlow variables.
         gradients = tape.gradient(value, [variable.value for variable in variables])
         optimizer.apply(gradients, variables)
 

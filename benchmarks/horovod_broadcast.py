@@ -20,24 +20,24 @@ Way = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def by_branch(payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-    """A broadcast for each root, in a branch of its own."""
+    """Has a broadcast for each root, in separate branches."""
     branches = [lambda rank=rank: hvd.broadcast(payload, rank) for rank in range(hvd.size())]
     return tf.switch_case(root, branches)
 
 
 def by_gather(payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-    """All but the root give nothing."""
+    """All ranks except the root gather nothing."""
     return hvd.allgather(payload[: tf.where(tf.equal(root, hvd.rank()), tf.size(payload), 0)])
 
 
 def by_sum(payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-    """All but the root give zeros."""
+    """All ranks except the root sum zeros."""
     given = tf.where(tf.equal(root, hvd.rank()), payload, tf.zeros_like(payload))
     return hvd.allreduce(given, op=hvd.Sum)
 
 
 def milliseconds(way: Way, words: int) -> float:
-    """The median of some steps, after each rank has been the root."""
+    """Returns the median time of some steps, after each rank has been the root."""
     broadcast = tf.function(way, autograph=False)
     payload = tf.fill([words], hvd.rank())
     taken = []

@@ -1,9 +1,10 @@
-"""Times what LGC computes in one step of one replica, on one core, the least of some runs.
+"""Times LGC's computation in a step of one replica, on one core; prints the least of some runs.
 
-First the convolutions: the vectors are as long as those of a ResNet-50 at densities of 0.0001 and
-0.001. Then the rest, which is the same in all phases, beside `residual += gradient`: the leader
-chooses the largest entries, the others look whether all is finite, and all take what is at the
-places and apply the sums; 25 tensors of a million elements.
+The first table times the convolutions, on vectors as long as a ResNet-50's at densities of 0.0001
+and 0.001. The second table compares the rest of a step, which is the same in all phases, with
+`residual += gradient`. In a step, the leader chooses the largest entries, and other replicas check
+that all sums are finite; then all replicas take the values at the leader's places, and apply the
+sums. The tensors are 25 of a million elements.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TENSORS, ELEMENTS, ENTRIES = 25, 1_000_000, 1_000
 
 
 def milliseconds(work: Callable[[], Any], repeats: int) -> float:
-    """The least time of some runs, after one that traces."""
+    """Returns the least time of some runs, after a run that traces."""
     work()
     times = []
     for _ in range(repeats):
@@ -40,7 +41,7 @@ def milliseconds(work: Callable[[], Any], repeats: int) -> float:
 
 
 def convolutions(repeats: int) -> Table:
-    """The encoder's and the decoder's."""
+    """Times the encoder and the decoder."""
     paper = Architecture()
     weights = tf.random.stateless_normal([paper.parameters(False)], [0, 0]) / 20
     network = Network(paper, weights, False)

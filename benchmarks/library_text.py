@@ -1,9 +1,10 @@
-"""The character LSTM on a text that none of our defaults was chosen by.
+"""Trains the character LSTM on a text that had no influence on our defaults.
 
     gradcomp simulate benchmarks/library_text.py -n 2 -n 4 -n 8 --epochs 6 --seeds 3 -c adacomp
 
 The text is the first three million characters of the modules of Python's standard library, in order
-of their names, of which `keras_examples/char_lstm.py` by itself takes the first 5,000 of each.
+of their names. `keras_examples/char_lstm.py` by itself takes only the first 5,000 characters of
+each module.
 """
 
 from __future__ import annotations

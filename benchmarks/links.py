@@ -1,11 +1,11 @@
-"""Links of known speed: each worker in a network namespace of its own, behind a shaped veth.
+"""Links of known speed: each worker has a network namespace, behind a shaped veth.
 
     worker 0: veth ── port0 ┐                       ┌ port1 ── veth :worker 1
                             └ bridge, its namespace ┘
 
-Both ends of each veth are shaped, so that what a worker sends is limited and what it receives.
-Where links have a delay, or lose packets, a cable of `relay.py` takes the place of each veth. This
-module is of the standard library alone: the workers of other frameworks import it as well.
+Both ends of each veth are shaped, so that a worker's sending and receiving are both limited. If
+links have a delay, or lose packets, a cable of `relay.py` replaces each veth. This module uses only
+the standard library, because the workers of other frameworks also import it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LOOPBACK = "loopback"
 # A larger burst would let a compressed step leave at line rate.
 _TBF = ("burst", "16k", "latency", "50ms")
 _INTERFACE = "veth"  # also of a cable's near end
-# Horovod asks for the address of its host's name: it has to be one in this network.
+# Horovod resolves its host's name, which must have an address in this network.
 _NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
-_HEADERS = 14 + 20 + 32  # Ethernet, IPv4, and TCP with timestamps: of each packet
+_HEADERS = 14 + 20 + 32  # headers of each packet: Ethernet, IPv4, and TCP with timestamps
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Bytes that a worker's interface has sent so far: all, and those that TCP carried."""
+    """The bytes that a worker's interface has sent so far: in total, and TCP's data."""
 
     all: float
     carried: float
@@ -51,11 +51,11 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Where the workers of a job live.
+    """The network of a job's workers.
 
     Attributes:
-        workers: How many they are.
-        name: What its namespaces' names begin with; None for the loopback of this machine.
+        workers: The number of workers.
+        name: The prefix of the namespaces' names; None for the loopback of this machine.
     """
 
     workers: int
@@ -78,11 +78,11 @@ class Network:
 
     @property
     def interface(self) -> str:
-        """By which a worker sends, as it is called where the worker is."""
+        """The name of the interface by which a worker sends, in the worker's namespace."""
         return _INTERFACE if self.name else "lo"
 
     def shape(self, link: str) -> None:
-        """Gives all links a speed, that of the name; any worker may call it."""
+        """Gives all links the speed of this name; any worker may call it."""
         for i in range(self.workers if self.name else 0):
             for namespace, interface in (
                 (self._namespace(i), _INTERFACE),
@@ -124,7 +124,7 @@ class Network:
         return [self._bridge, *map(self._namespace, range(self.workers))]
 
     def create(self, delay: float, loss: float) -> AbstractContextManager[None]:
-        """Makes the namespaces and what connects them; returns the context in which it works."""
+        """Creates and connects the namespaces; returns the context of the network."""
         for namespace in self._namespaces:
             _run("ip", "netns", "add", namespace)
         ends = [(_INTERFACE, self._namespace(i), _port(i)) for i in range(self.workers)]
@@ -148,15 +148,15 @@ class Network:
                 _run("ip", "-n", worker, "link", "set", "dev", interface, "up")
 
     def cut(self, worker: int) -> None:
-        """Cuts a worker off: packets from it and to it get lost, and its link stays up."""
+        """Disconnects a worker: its packets get lost in both directions, but its link stays up."""
         _run("ip", "-n", self._bridge, "link", "set", "dev", _port(worker), "nomaster")
 
     def rejoin(self, worker: int) -> None:
-        """Connects a worker that was cut off."""
+        """Reconnects a disconnected worker."""
         _run("ip", "-n", self._bridge, "link", "set", "dev", _port(worker), "master", "bridge")
 
     def remove(self) -> None:
-        """Removes what was made of it; with a namespace go the interfaces in it."""
+        """Removes the namespaces, and with them their interfaces, of a partial network, too."""
         there = {entry["name"] for entry in json.loads(_run("ip", "-json", "netns") or "[]")}
         for namespace in self._namespaces:
             if namespace in there:
@@ -164,7 +164,7 @@ class Network:
 
 
 def missing(delay: float = 0.0, loss: float = 0.0) -> str:
-    """Why there can be no such shaped links here; empty if there can."""
+    """Returns the reason why links cannot be shaped here; empty if they can."""
     if os.geteuid() != 0:
         return "Only root can make network namespaces."
     commands = [command for command in ("ip", "tc", "unshare") if not shutil.which(command)]
@@ -183,11 +183,11 @@ def missing(delay: float = 0.0, loss: float = 0.0) -> str:
 
 @contextlib.contextmanager
 def network(workers: int, delay: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
-    """A network of namespaces, for as long as the block lasts, however it ends.
+    """Yields a network of namespaces, and removes it at the end of the context.
 
     Args:
         workers: The number of workers.
-        delay: Seconds by which a packet between two workers arrives later.
+        delay: The delay of packets between two workers, in seconds.
         loss: Share of these packets that do not arrive.
     """
     made = Network(workers, f"gradcomp-{os.getpid()}-{workers}")
@@ -204,7 +204,7 @@ def network(workers: int, delay: float = 0.0, loss: float = 0.0) -> Iterator[Net
 
 @contextlib.contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Within it, signals that end a program do it by an exception, so that all is cleaned up."""
+    """Turns signals that end the program into exceptions, so that the network is removed."""
     before = {signum: signal.getsignal(signum) for signum in _ENDING}
     for signum in _ENDING:
         if signum != signal.SIGINT:

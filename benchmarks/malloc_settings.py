@@ -1,11 +1,11 @@
-"""Measures what settings of malloc do to training: time, page faults and peak memory.
+"""Measures the effect of malloc's settings on training: time, page faults and peak memory.
 
     python benchmarks/malloc_settings.py
     python benchmarks/malloc_settings.py --program dense --repeats 1
     python benchmarks/malloc_settings.py --allocator .../libmimalloc.so
 
 Two workers run each program under each setting, in turns. Ratios are to the C library's defaults.
-`--allocator` adds a row for another library's malloc, such as that in the package cmeel-mimalloc.
+`--allocator` adds a row for the malloc of another library, such as the package cmeel-mimalloc.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BATCH = 32
 
 
 def work(program: str) -> None:
-    """Trains on one worker; prints what its steps took as JSON."""
+    """Trains on one worker; prints the times of its steps as JSON."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -123,7 +123,7 @@ def measured(program: str, variables: Mapping[str, str]) -> dict[str, float]:
 def main(
     programs: tuple[str, ...], names: tuple[str, ...], allocator: Path | None, repeats: int
 ) -> None:
-    """Prints the table of all programs and settings."""
+    """Prints the table of programs and settings."""
     settings = {name: ALL[name] for name in names}
     if allocator:
         preload = {"LD_PRELOAD": str(allocator.resolve())}

@@ -24,7 +24,7 @@ _IMAGES = {jobs.MLP: (jobs.MLP_LAYERS[0],), jobs.RESNET: (32, 32, 3)}
 
 
 def build(job: str) -> keras.Model:
-    """The model of a job; each is the same one."""
+    """Returns the model of a job, with the same weights in each call."""
     keras.utils.set_random_seed(0)
     if job == jobs.MLP:
         return _mlp()
@@ -32,7 +32,7 @@ def build(job: str) -> keras.Model:
 
 
 def batches(job: str, rank: int) -> Batches:
-    """Inputs and labels of a worker, again and again."""
+    """Yields a worker's inputs and labels endlessly."""
     return itertools.cycle(_batches(job, rank))
 
 
@@ -63,7 +63,7 @@ def _mlp() -> keras.Model:
 
 
 def resnet() -> keras.Model:
-    """ResNet-20, as He et al. have it for small images: 0.27 million weights."""
+    """Returns He et al.'s ResNet-20 for small images, with 0.27 million weights."""
     images = keras.Input(_IMAGES[jobs.RESNET])
     x = _convolution(images, 16)
     for filters, strides in ((16, 1), (32, 2), (64, 2)):

@@ -1,4 +1,4 @@
-"""Accuracy of the network benchmark's predictions, and the choices that `auto` made by them."""
+"""The accuracy of the network benchmark's predictions, and the choices of `auto` based on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSE = 0.2  # of the measured median
 
 
 def accuracy(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> str:
-    """A sentence: how many predictions are close; empty if there are none."""
+    """Returns a sentence on the number of close predictions; empty without predictions."""
     predicted = [
         abs(row.predicted / row.median - 1)
         for records in tables.values()
@@ -33,7 +33,7 @@ def accuracy(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> str:
 
 
 def choices(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> Iterator[list[str]]:
-    """The cells of a table: where `auto` chose, beside the best of its candidates."""
+    """Yields the cells of a table that compares the choice of `auto` with its best candidate."""
     for (job, workers, link), records in tables.items():
         by_name = {record["contender"]: record for record in records}
         candidates = [by_name[name] for name in CANDIDATES if name in by_name]

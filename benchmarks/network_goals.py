@@ -1,4 +1,4 @@
-"""Goals of the package on links of known speed, beside the measured figures."""
+"""The goals of the package on links of known speed, and the measured figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOOKS = (jobs.TORCH_FLOAT16, jobs.TORCH_POWER_SGD)
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """Speed-up over its dense run that a contender is to reach.
+    """The speed-up over its dense run that a contender should reach.
 
     Attributes:
         job: The measured job.
@@ -55,7 +55,7 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 
 def reached(tables: dict[tuple[Any, ...], Sequence[Row]]) -> Iterator[list[str]]:
-    """The cells of a table: of each goal that was measured, by `(job, workers, link)`."""
+    """Yields the cells of a table, for each measured goal by `(job, workers, link)`."""
     for goal in GOALS:
         rows = tables.get((goal.job, WORKERS, goal.link), ())
         row = next((row for row in rows if row.name == goal.contender), None)

@@ -21,7 +21,7 @@ PARTS = ("compute", "encode", "communicate", "decode")
 
 
 def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws what there is something to draw of; returns the files."""
+    """Draws the plots for which there is data; returns the files."""
     files = []
     for (job, workers), records in grouped(measured["records"], "job", "workers").items():
         name = f"{job}-{workers}workers"
@@ -42,7 +42,7 @@ def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
-    """Bars of what a step is made of, a row for each link."""
+    """Draws bars with the parts of a step, in a row for each link."""
     parts = {link: {n: p for n, p in some.items() if n != AUTO} for link, some in parts.items()}
     contenders = max(map(len, parts.values()))
     size = (WIDTH, (0.6 + 0.22 * contenders) * len(parts) + 0.6)
@@ -53,7 +53,7 @@ def _split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path
             widths = [of_link[name][part] for name in names]
             axis.barh(names, widths, left=left, color=COLOURS[i], label=part)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        # Dense steps take so much longer that the others would not be seen beside them.
+        # Dense steps take so much longer that they would hide the other bars.
         slowest = max(left[i] for i, name in enumerate(names) if name not in _LONG)
         axis.set_xlim(0, 1.15 * slowest)
         for y, total in enumerate(left):
@@ -75,7 +75,7 @@ _ROOM = 30  # times slower than the slowest link the axis begins, for labels
 
 
 def _speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    """Speed-up over the speed of the link."""
+    """Draws the speed-up as a function of the link's speed."""
     figure, axis = plt.subplots(figsize=(WIDTH, 0.85 * WIDTH), layout="constrained")
     slowest = min(curve[0][0] for curve in curves.values())
     labels = []

@@ -23,10 +23,11 @@ TITLES = {
 
 
 def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step by contender: compute, encode, communicate, decode.
+    """Returns the milliseconds of each contender's parts of a step.
 
-    Computing is what a step takes that communicates nothing; encoding and decoding were measured by
-    themselves; communicating is the rest. Of Horovod and PyTorch the parts are not measured.
+    Computing is the time of a step without communication. Encoding and decoding were measured
+    separately. Communicating is the rest of a step. The parts of Horovod's and PyTorch's steps are
+    not measured.
     """
     compute = next((milliseconds(r) for r in records if r["contender"] == jobs.NOTHING), None)
     if compute is None:
@@ -50,7 +51,8 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 def speeds(measured: Mapping[str, Any]) -> dict[tuple[int, str], float]:
     """Returns the measured speeds of links, in Mbit/s, by number of workers and link.
 
-    Workers send both ways at a time, so that speed counts where it was measured.
+    Workers send in both directions at the same time, so the measured speed for both directions
+    counts.
     """
     return {
         (raw["workers"], raw["link"]): raw.get("Mbit/s both ways", raw["Mbit/s"])
@@ -59,7 +61,7 @@ def speeds(measured: Mapping[str, Any]) -> dict[tuple[int, str], float]:
 
 
 def speed_ups(measured: dict[str, Any], job: str, workers: int) -> dict[str, list[tuple]]:
-    """Pairs of Mbit/s and speed-up by contender, the slowest link first."""
+    """Returns pairs of Mbit/s and speed-up by contender, the slowest link first."""
     raw = speeds(measured)
     curves: dict[str, list[tuple]] = {}
     for (of, count, link), records in grouped(
@@ -72,9 +74,9 @@ def speed_ups(measured: dict[str, Any], job: str, workers: int) -> dict[str, lis
 
 
 def break_even(curve: Sequence[tuple[float, float]]) -> float | None:
-    """At how many Mbit/s a contender is no longer faster than dense; None if nowhere measured.
+    """Returns the Mbit/s above which a contender is not faster than dense; None if unknown.
 
-    Between two links it is interpolated, with both axes logarithmic.
+    The speed is interpolated between two links, with both axes logarithmic.
     """
     for (slow, gain), (fast, loss) in itertools.pairwise(curve):
         if gain >= 1 > loss:
@@ -84,7 +86,7 @@ def break_even(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def markdown(measured: dict[str, Any]) -> str:
-    """All tables."""
+    """Yields the lines of all tables."""
     about = ", ".join(f"{name}: {value}" for name, value in measured["about"].items())
     tables = grouped(measured["records"], "job", "workers", "link")
     parts = [
@@ -139,7 +141,7 @@ def _interface(row: Row) -> str:
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Yields the lines of a table."""
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     return [*lines, *("| " + " | ".join(cells) + " |" for cells in body)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jobs
 
-ENOUGH_BYTES = 100_000  # of a step; below, what protocols add is no longer small beside it
+ENOUGH_BYTES = 100_000  # of a step; with fewer bytes, the protocols' headers matter
 TOLERANCE = 0.02
 
 Record = dict[str, Any]
@@ -20,12 +20,12 @@ class Row:
     """A contender on a link: times in milliseconds, bytes that a worker sends in a step.
 
     Attributes:
-        speed_up: Over the dense run of its own framework.
-        counted: By our own count; None where nobody counts.
-        carried: What TCP carried by the interface's counters, less what the benchmark itself adds.
-        page_faults: The median of its steps; None if they were not counted.
-        predicted: The median, by what `gc.advise` says of the exchange and the measured step
-            without communication; None where nobody predicts.
+        speed_up: The speed-up over the dense run of the same framework.
+        counted: The bytes by our own count; None if not counted.
+        carried: TCP's bytes by the interface's counters, without the bytes of the benchmark itself.
+        page_faults: The median over the steps; None if not counted.
+        predicted: The predicted median, from `gc.advise`'s time of the exchange and the measured
+            step without communication; None without a prediction.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Row:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """The rows of one table: all that was measured of one job on one link."""
+    """Returns the rows of a table, with all measurements of a job on a link."""
     medians = {record["contender"]: milliseconds(record) for record in records}
     compute = medians.get(jobs.NOTHING)
     own = next((r["carried_bytes"] for r in records if r["contender"] == jobs.NOTHING), 0.0)
@@ -71,12 +71,12 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _plus(compute: float | None, exchange: float | None) -> float | None:
-    """Milliseconds of a step that computes so many, and exchanges for so many seconds."""
+    """Returns the milliseconds of a step, from the times of computing and exchange."""
     return None if compute is None or exchange is None else compute + 1e3 * exchange
 
 
 def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
-    """The records by what they have under `keys`, in the order in which they came."""
+    """Groups records by their values under `keys`, in the order of first appearance."""
     groups: dict[tuple, list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[key] for key in keys), []).append(record)

@@ -15,7 +15,7 @@ WIDTH = 120  # of tables in a file
 
 
 def show(console: Console, markdown: str, files: Sequence[Path]) -> None:
-    """Shows tables, as Markdown where the output goes to a file, and names all files."""
+    """Shows tables, as Markdown if the output goes to a file, and names all files."""
     if console.is_terminal:
         console.print(Markdown(markdown))
     else:
@@ -24,7 +24,7 @@ def show(console: Console, markdown: str, files: Sequence[Path]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table, as wide as the terminal or, to a file, so wide that no word is cut."""
+    """Prints a table, as wide as the terminal; in a file, wide enough for all words."""
     console = Console()
     Console(width=None if console.is_terminal else WIDTH).print(table)
 

@@ -1,4 +1,4 @@
-"""Jobs whose workers are where a network has them."""
+"""Jobs whose workers run in the namespaces of a network."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def placed_job(
     on_line: Callable[[int, str, str], None],
     variables: Mapping[str, str] | None = None,
 ) -> LocalJob:
-    """Starts a worker in each place of the network.
+    """Starts a worker in each namespace of the network.
 
     Args:
-        command: What each runs.
-        network: Where they are.
-        threads: Of each worker's operations, in TensorFlow and PyTorch; None leaves it to them.
+        command: The command of each worker.
+        network: The network.
+        threads: The threads of each worker's operations in TensorFlow and PyTorch; None keeps their
+            defaults.
         on_line: As for `LocalJob`.
-        variables: More variables of their environment.
+        variables: Additional environment variables of the workers.
     """
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **(variables or {})}
     if threads:
@@ -45,7 +46,7 @@ def placed_job(
 
 
 def measured_links(network: Network, links: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns what `raw_link.py` measures on each link, between two workers of the network.
+    """Returns the measurements of `raw_link.py` on each link, between two workers of the network.
 
     Raises:
         RuntimeError: If it fails.

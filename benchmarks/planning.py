@@ -1,7 +1,7 @@
-"""Times L-GreCo's planning, on one core by the processor's time, the least of some runs.
+"""Times L-GreCo's planning on one core; prints the least processor time of some runs.
 
-The plan is for random sizes and errors. The tables are those of a ResNet-50 as Keras has it, with
-random gradients and each method's own choices.
+The plan uses random sizes and errors. The tables are made for Keras' ResNet-50, with random
+gradients and each method's own choices.
 """
 
 import os
@@ -30,7 +30,7 @@ METHODS = ("top_k", "power_sgd", "qsgd", "adacomp", "scalecom")
 
 
 def seconds(work, repeats):
-    """The least processor time of some runs, and what the work returned."""
+    """Returns the least processor time of some runs, and the result of the work."""
     times = []
     for _ in range(repeats):
         start = time.process_time()

@@ -1,11 +1,11 @@
-"""Writes the pages that are made of recorded results, and records new results before.
+"""Records new results, and writes the generated parts of pages from all recorded results.
 
     python benchmarks/publish.py
     python benchmarks/publish.py results/default/network.json results/time-to-accuracy-*.json
 
-Results of `network.py` replace the recorded steps: give the files of all runs that belong together.
-The same holds for results of `time_to_accuracy.py`. In a page, the lines between `<!-- NAME -->`
-and `<!-- end of NAME -->` are replaced.
+Results of `network.py` replace the recorded steps, so give the files of all runs that belong
+together. The same holds for results of `time_to_accuracy.py`. In a page, the lines between `<!--
+NAME -->` and `<!-- end of NAME -->` are replaced.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
 
 
 def write(texts: Mapping[Path, Mapping[str, str]]) -> None:
-    """Writes these parts into their pages."""
+    """Writes generated parts into their pages."""
     for page, of_page in texts.items():
         page.write_text(filled(page.read_text(), of_page))
 
@@ -105,7 +105,7 @@ def _drawn(measured: records.Measured) -> list[records.Measured]:
 
 
 def _take_plots(results: Iterable[Path]) -> None:
-    """Replaces the plots of pages by those beside the results."""
+    """Replaces the plots of pages by the plots in the folders of results."""
     for file in results:
         for plot in file.parent.glob(f"{file.stem}-*.png"):
             if (ROOT / "benchmarks" / plot.name).exists():

@@ -1,7 +1,7 @@
 """Measures the throughput and the round-trip time of each link, on two workers.
 
-Worker 1 sends as fast as TCP accepts data. Worker 0 counts the bytes. Then it sends as well, as the
-workers of a collective do, and counts again. It prints a line of JSON for each link.
+Worker 1 sends as fast as TCP accepts data. Worker 0 counts the bytes. Then it also sends, like the
+workers of a collective, and counts again. The output is a line of JSON for each link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import turns
 
 DATA = bytes(1 << 20)
 SECONDS = 1.5
-SETTLING = 0.5  # what TCP takes to find the speed
+SETTLING = 0.5  # seconds in which TCP finds the speed
 ROUND_TRIPS = 20
 
 
@@ -51,7 +51,7 @@ def receive(plan: turns.Plan, port: int) -> None:
 
 @contextlib.contextmanager
 def sending(connection: socket.socket) -> Iterator[None]:
-    """Sends as fast as TCP accepts data within this context, at whose end it shuts down."""
+    """Sends as fast as TCP accepts data within this context, and then shuts down."""
 
     def send_all() -> None:
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def connected(host: str, port: int) -> socket.socket:
     while True:
         try:
             return socket.create_connection((host, port))
-        except ConnectionRefusedError:  # not there yet
+        except ConnectionRefusedError:  # the other worker does not listen yet
             time.sleep(0.05)
 
 

@@ -16,8 +16,8 @@ class Recorded:
     """The record of one processor.
 
     Attributes:
-        processor: Which, and the instruction set that the kernels use of it.
-        ratios: The least time of each kernel, by label, over that of `r += g`, and over that of a
+        processor: The processor, and the instruction set that the kernels use.
+        ratios: The least time of each kernel by label, relative to `r += g` and relative to a
             product of matrices.
     """
 
@@ -31,7 +31,7 @@ class Recorded:
         return cls(processor, of_all[processor]) if processor in of_all else None
 
     def write(self, file: Path = FILE) -> None:
-        """Puts it in place of that of the same processor."""
+        """Replaces the record of the same processor."""
         of_all = json.loads(file.read_text()) if file.exists() else {}
         of_all[self.processor] = {
             label: [round(ratio, 2) for ratio in ratios] for label, ratios in self.ratios.items()
@@ -40,7 +40,7 @@ class Recorded:
 
 
 def slower(measured: Mapping[str, Sequence[float]], recorded: Recorded) -> dict[str, str]:
-    """A sentence on each kernel that takes longer than it may, beside both floors."""
+    """Yields a sentence on each kernel that is too slow relative to both floors."""
     sentences = {}
     for label, now in measured.items():
         before = recorded.ratios.get(label, now)
@@ -59,9 +59,9 @@ def _both(ratios: Sequence[float]) -> str:
 
 
 def not_recorded(measured: Mapping[str, Sequence[float]], recorded: Recorded) -> list[str]:
-    """A sentence on each kernel that the record does not know."""
+    """Yields a sentence on each kernel that has no record."""
     return [
-        f"{label}: not recorded yet, and so not checked: python benchmarks/kernels.py --record"
+        f"{label}: not recorded yet, so not checked: python benchmarks/kernels.py --record"
         for label in measured
         if label not in recorded.ratios
     ]

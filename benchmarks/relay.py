@@ -1,9 +1,9 @@
 """Cables of known delay: pairs of tap devices, between which a process carries frames.
 
-Linux's `netem` does the same in the kernel, where the kernel has it. A frame from the near end of a
-cable waits for the delay, or is dropped; a frame from the far end is passed on at once. So a packet
-that crosses two cables, as in `links.py`, is delayed once in each direction. It is of the standard
-library alone.
+Linux's `netem` does the same in the kernel, but not all kernels have it. A frame from the near end
+of a cable is delayed or dropped; a frame from the far end is forwarded at once. A packet that
+crosses two cables, as in `links.py`, is therefore delayed once in each direction. This module uses
+only the standard library.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Cable:
 def cables(
     namespace: str, made: Sequence[Cable], delay: float, loss: float = 0.0, seed: int = 0
 ) -> Iterator[None]:
-    """Within this context, there are cables whose far ends are in a namespace.
+    """Creates cables whose far ends are in a namespace, within this context.
 
     Args:
         namespace: Name of the namespace.
         made: The cables.
         delay: Seconds that a frame from a near end waits.
         loss: Share of the frames from near ends that are dropped.
-        seed: Decides which ones.
+        seed: The seed of the random choice of dropped frames.
 
     Raises:
         OSError: If the devices cannot be made, or the relay ended before its time.
@@ -63,7 +63,8 @@ def cables(
     plan = {"cables": [dataclasses.astuple(one) for one in made], "delay": delay}
     plan |= {"loss": loss, "seed": seed}
     command = ["ip", "netns", "exec", namespace, sys.executable, __file__, json.dumps(plan)]
-    # Signals of the terminal are for the program that uses the cables. Its end closes the pipe.
+    # The relay ignores the terminal's signals, because the program that uses the cables handles
+    # them. The end of this program closes the pipe.
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -82,7 +83,7 @@ def cables(
 
 
 def missing() -> str:
-    """Why there can be no relay here; empty if nothing is known against it."""
+    """Returns the reason why no relay can run here; empty if there is none."""
     return "" if os.access(_TUN, os.R_OK | os.W_OK) else f"There is no {_TUN} here."
 
 
@@ -95,7 +96,7 @@ def carry(
         ends: File descriptors of the near and the far end of each cable; they do not block.
         delay: Seconds that a frame from a near end waits.
         loss: Share of the frames from near ends that are dropped.
-        chance: Decides which ones.
+        chance: Decides which frames are dropped.
         until: File descriptor of the file or pipe.
     """
     far, near = dict(ends), {far: near for near, far in ends}
@@ -135,7 +136,7 @@ def _main() -> None:
         ends.append((_tap(cable.near), _tap(cable.far)))
         _move(cable.near, cable.namespace)
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -20)  # a wire does not wait for a core
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # the relay must not wait for a core
     sys.stdout.write(_READY)
     sys.stdout.flush()
     chance = random.Random(plan["seed"])
@@ -143,7 +144,7 @@ def _main() -> None:
 
 
 def _tap(name: str) -> int:
-    """Makes a tap device; returns its file descriptor, with which the device ends."""
+    """Creates a tap device; returns its file descriptor, whose closing removes the device."""
     tap = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return tap

@@ -1,4 +1,4 @@
-"""Runs a program's workers on this machine, each of which prints a report as a line of JSON."""
+"""Runs a program's workers on this machine; each worker prints a report as a line of JSON."""
 
 from __future__ import annotations
 

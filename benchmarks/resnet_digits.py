@@ -1,4 +1,4 @@
-"""ResNet-20 on scikit-learn's digits, enlarged to the images that it is made for.
+"""Trains ResNet-20 on scikit-learn's digits, enlarged to the size of ResNet-20's images.
 
 gradcomp simulate benchmarks/resnet_digits.py -n 2 -n 8 --epochs 15 --batch-size 64 -c adacomp
 """

@@ -1,4 +1,4 @@
-"""Setups of the network benchmark, each with the baselines that its methods have to beat."""
+"""Setups of the network benchmark, with the baselines that methods have to beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASTS = (jobs.FLOAT16, "cast", jobs.HOROVOD_FLOAT16, jobs.TORCH_FLOAT16)
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A job, a number of workers and a link, and what was measured there.
+    """The measurements of a job with a number of workers on a link.
 
     Attributes:
         job: The job.
@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def methods(self) -> list[str]:
-        """All contenders but the baselines and the step without communication."""
+        """Returns all contenders except the baselines and the step without communication."""
         return [name for name in self.records if name not in (*DENSE, *CASTS, jobs.NOTHING)]
 
     @property
@@ -70,12 +70,12 @@ class Setup:
 
     @property
     def fully_used(self) -> float:
-        """Seconds of a dense step that overlaps all it can, and sends at the link's full speed."""
+        """Seconds of a dense step with the best possible overlap, at the link's full speed."""
         return max(self.compute, 8 * self.dense_bytes / (1e6 * self.speed))
 
 
 def ring_bytes(workers: int, given: float) -> float:
-    """Returns the bytes that each worker sends in a ring that sums so many bytes."""
+    """Returns the bytes that each worker sends in a ring all-reduce of `size` bytes."""
     return 2 * (workers - 1) / workers * given
 
 

@@ -1,11 +1,12 @@
-"""Measures how long small variables wait beside large ones, by method, with Adam.
+"""Measures how long small variables wait, compared with large variables, by method, with Adam.
 
     python benchmarks/small_variables.py
     python benchmarks/small_variables.py --learners 8 --steps 200 -c adacomp -c scalecom
 
-Learners train a network on scikit-learn's digits. It has two squeeze-and-excite blocks, LayerNorm
-scales, a scalar temperature and a head with two outputs. "First" is the step in which the last of
-such variables moves for the first time, and "half" the one by which half of their elements have.
+Learners train a network on scikit-learn's digits. The network has two squeeze-and-excite blocks,
+LayerNorm scales, a scalar temperature and a head with two outputs. "First" is the step in which the
+last of these variables moves for the first time. "Half" is the step by which half of their elements
+have moved.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class Moves:
         self._first = [np.zeros(start.size, int) for start in self._start]
 
     def note(self, step: int) -> None:
-        """Compares with the start; the first step is 1."""
+        """Compares the variables with their start; the first step is 1."""
         for first, start, now in zip(self._first, self._start, self._values(), strict=True):
             first[(now != start) & (first == 0)] = step
 
     def summary(self) -> str:
-        """Returns when the last variable first moved, and when half of all elements had."""
+        """Returns when the last variable first moved, and when half of all elements had moved."""
         moved = [first[first > 0] for first in self._first]
         variable = max(one.min() for one in moved) if all(map(len, moved)) else "never"
         elements = np.concatenate(self._first)

@@ -1,4 +1,4 @@
-"""Tables of the time to a fixed accuracy, beside dense training and 16-bit casts, over seeds."""
+"""Tables of the time to a fixed accuracy, compared with dense training and 16-bit casts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from network_report import table
 from time_to_accuracy_report import CAST, DENSE, FREE
 
 Setup: TypeAlias = Mapping[str, Any]  # a task, workers and a link, with a row for each run
-Ratios: TypeAlias = Sequence[float | None]  # one for each seed; None if it never got there
+Ratios: TypeAlias = Sequence[
+    float | None
+]  # one for each seed; None if the run never reached the accuracy
 
 
 @dataclasses.dataclass(frozen=True)
 class Sooner:
-    """Times that a method reaches an accuracy sooner than the baselines, in one setup.
+    """The speed-ups of a method over the baselines, in the time to an accuracy, in one setup.
 
     Attributes:
         method: Name of the method.
-        dense: Over dense training.
-        cast: Over 16-bit casts; empty if they were not measured there.
+        dense: The speed-ups over dense training.
+        cast: The speed-ups over 16-bit casts; empty if casts were not measured in this setup.
         free: Share of a free network's speed.
-        step: Seconds of a step; None if that was not recorded.
+        step: Seconds of a step; None if not recorded.
     """
 
     method: str
@@ -35,7 +37,7 @@ class Sooner:
 
     @property
     def cells(self) -> list[str]:
-        """The cells of a table: means, and ranges over the seeds."""
+        """Returns the cells of a table: means, and ranges over the seeds."""
         free = "" if None in self.free else f"{statistics.mean(self.free):.0%}"
         step = "" if self.step is None else f"{1e3 * self.step:.1f}"
         return [_spread(self.dense), _spread(self.cast), free, step]
@@ -55,7 +57,7 @@ def sooner(setup: Setup) -> Iterator[Sooner]:
 
 
 def _over(mine: float | None, other: float | None) -> float | None:
-    """Returns one ratio over another; one that never got there is infinitely slow."""
+    """Returns one time divided by another; None counts as infinitely long."""
     if mine is None:
         return None
     return mine / other if other else float("inf")
@@ -88,7 +90,7 @@ def count(setups: Sequence[Setup]) -> Iterator[str]:
 
 
 def mean(ratios: Ratios) -> float:
-    """The mean; 0 if a seed never got there."""
+    """Returns the mean; 0 if a seed never reached the accuracy."""
     return 0.0 if None in ratios else statistics.mean(ratios)
 
 
@@ -108,7 +110,7 @@ _GOAL = "means over the seeds, with their range; all runs have to reach one figu
 
 
 def details(trained: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a table of all methods in all setups."""
+    """Yields the lines of a table of methods and setups."""
     about = trained["about"]
     yield f"On {about['machine']}: {about.get('rows', _GOAL)}."
     yield ""

@@ -17,7 +17,7 @@ REPEATS = 11
 def stage_seconds(
     strategy: gc.MultiWorkerMirroredStrategy, exchange: GradientExchange, source: Source
 ) -> dict[str, float]:
-    """Medians: `encode` up to what is communicated last, and `decode` from there on."""
+    """Returns the median times of `encode`, up to the last request, and of `decode`, after it."""
     state = {
         name: [strategy.experimental_local_results(v)[0].handle for v in variables]
         for name, variables in exchange.state.items()

@@ -3,8 +3,8 @@
     step = computing + a + e * weights * workers / 2 + sent bytes / speed of the link
 
 For each method, `a` is the latency of its collectives, and `e` is the time of encoding, decoding
-and copying for each weight. All workers share two cores, so that time grows with their number.
-`gc.advise` has the same cost model. There, each part is measured in the job itself.
+and copying for each weight. All workers share two cores, so the latter time grows with their
+number. `gc.advise` has the same cost model. There, each part is measured in the job itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KIND = Kind("any", "bytes")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a method's exchange, without what the link takes.
+    """The cost of a method's exchange, without the time on the link.
 
     Attributes:
         latency: Seconds that do not depend on the model.
-        each: Seconds for each weight.
+        each: Seconds per weight.
     """
 
     latency: float
@@ -57,7 +57,7 @@ class Cost:
 def fit(name: str, setups: Sequence[Setup]) -> Cost | None:
     """Fits a method's cost to the setups that have it; None if fewer than two do.
 
-    Relative errors count, so that slow links do not decide alone.
+    The fit minimizes relative errors, so that slow links do not dominate.
     """
     measured = [setup for setup in setups if is_known(name, setup)]
     if len(measured) < 2:
@@ -97,8 +97,8 @@ class Trial:
     """Errors of a model that was fitted on some setups and tested on others.
 
     Attributes:
-        fitted: Description of the setups that it was fitted on.
-        tested: Description of the others.
+        fitted: Description of the setups that the model was fitted on.
+        tested: Description of the setups that the model was tested on.
         errors: Predicted over measured time, minus 1: for each method and setup.
     """
 
@@ -149,7 +149,7 @@ def _trial(setups: Sequence[Setup], held_out: Callable[[Setup], bool], tested: s
 
 
 def _predicted(cost: Cost, name: str, setup: Setup, rest: Sequence[Setup]) -> float:
-    """Seconds of a step; its bytes are those on other links, if they were counted there."""
+    """Returns the seconds of a step, with the bytes from other links if counted there."""
     alike = [
         other.records[name]["counted_bytes"]
         for other in rest

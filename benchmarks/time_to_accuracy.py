@@ -5,20 +5,20 @@
     python benchmarks/time_to_accuracy.py transformer --workers 4 --seeds 3
     python benchmarks/time_to_accuracy.py digits --local-steps 16 --local-steps 64 --delay 20
 
-The runs train the programs of `keras_examples/`. The benchmark measures what each link does. It
-then times the first steps of a run there, with workers behind links that `tc` shapes (see
-`network.py`; needs root), and that `relay.py` delays if asked to. It then
-measures the quality of a run after each number of steps in whole runs over the loopback, once,
-because the quality is the same on every link. The training time is the number of steps times the
-seconds per step, without validation and start-up. Only the first part needs an idle machine.
+The runs train the programs of `keras_examples/`. The benchmark measures the speed of each link, and
+then times the first steps of a run on it. Workers are behind links that `tc` shapes (see
+`network.py`; needs root), and that `relay.py` delays with `--delay`. The quality of a run after
+each number of steps is measured once, in whole runs over the loopback, because the quality is the
+same on every link. The training time is the number of steps times the seconds per step, without
+validation and start-up. Only the first part needs an idle machine.
 
-All runs have to reach one figure: the worst that a dense run of any seed has at its end, as
-convergence.py reads it, or that of `--goal`. The
-Transformer's learning rate falls to zero at the end of each run. So all runs of the Transformer
-have the same number of epochs, and have to come within 1 % of the dense run's perplexity.
+All runs must reach the same figure: the worst final figure of a dense run over the seeds, read as
+in convergence.py, or the figure of `--goal`. The Transformer's learning rate falls to zero at the
+end of each run. All runs of the Transformer therefore have the same number of epochs, and must come
+within 1 % of the dense run's perplexity.
 
-Runs with local steps exchange once in so many steps. Their epochs are longer, so that they are
-whole rounds, and a run has as many fewer of them.
+Runs with local steps exchange once in a round of several steps. Their epochs are longer, so that
+epochs are whole rounds, and a run has proportionally fewer epochs.
 
 The result of a free network is a dense run with steps that exchange nothing. These steps are timed
 with one process for each worker. All processes train at the same time, each alone with its share of
@@ -47,7 +47,7 @@ from trainings import DIGITS, RESULTS, TEXT, TRANSFORMER, Bench, Run, Task, chec
 
 from tf_gradcomp.cli.options import results_folder, results_options
 
-RECORDS, CURVES = "time-to-accuracy", "curves"  # folders of records, one in the other
+RECORDS, CURVES = "time-to-accuracy", "curves"  # nested folders of records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +57,12 @@ class Setting:
     Attributes:
         task: The task.
         epochs: Number of epochs of the dense run.
-        timed: Number of epochs after which a step takes as long as in most of a run. AdaComp sends
-            more in the first epochs.
+        timed: Number of epochs after which steps are timed, because AdaComp sends more in the first
+            epochs.
         steps: Number of steps in an epoch.
         decays: Whether the learning rate falls to zero, so that all runs have equally many epochs.
-        within: Distance from the dense run's figure that is still as good, in the task's unit.
+        within: Largest distance from the dense run's figure that counts as equally good, in the
+            task's unit.
     """
 
     task: Task
@@ -72,12 +73,12 @@ class Setting:
     within: float = 0.0
 
     def args(self, epochs: int, local_steps: int) -> list[str]:
-        """Returns the program's arguments for so many epochs, or as many steps in rounds."""
+        """Returns the program's arguments for epochs, or for as many steps in rounds."""
         count, steps = self.in_rounds(epochs, local_steps)
         return ["--epochs", str(count), "--steps-per-epoch", str(steps)]
 
     def in_rounds(self, epochs: int, local_steps: int) -> tuple[int, int]:
-        """Returns the number of epochs that are whole rounds, and of the steps in each."""
+        """Returns the number of epochs of whole rounds, and the number of steps in each."""
         if not local_steps:
             return epochs, self.steps
         steps = local_steps * math.ceil(self.steps / local_steps)
@@ -131,7 +132,7 @@ class Comparison:
         workers: Number of workers, each with an equal share of the batch.
         optimizer: Name of the optimizer, as the program takes it.
         methods: The methods to compare with dense training.
-        delay: Milliseconds by which a packet arrives later.
+        delay: The delay of packets in milliseconds.
         reuse: Whether to reuse existing records.
     """
 
@@ -153,11 +154,11 @@ class Comparison:
         return f"-{self.delay:g}ms" if self.delay else ""
 
     def speed(self, link: str) -> str:
-        """A link's part of the names of files."""
+        """Returns a link's part of file names."""
         return links.SPEEDS.get(link, link) + self._delayed
 
     def runs(self, methods: Iterable[Method], seeds: int = 1) -> list[Run]:
-        """The runs of these methods with so many seeds."""
+        """Returns the runs of some methods, for a number of seeds."""
         return [
             Run(self.setting.task, self.workers, self.optimizer, name, seed, local_steps=steps)
             for name, steps in methods
@@ -166,7 +167,7 @@ class Comparison:
 
     @property
     def timed(self) -> list[Run]:
-        """Runs that are timed on each link, the dense run first."""
+        """The runs that are timed on each link, the dense run first."""
         return self.runs(dict.fromkeys([(DENSE, 0), *self.methods]))
 
     def paces(self, network: links.Network, link: str, records: Path) -> list[Pace]:
@@ -186,7 +187,7 @@ class Comparison:
     def curves(
         self, methods: Iterable[Method], seeds: int, epochs: int, records: Path
     ) -> list[Run]:
-        """Whole runs of these methods over the loopback, where nothing is timed."""
+        """Runs these methods completely over the loopback, without timing."""
         bench = Bench(records / CURVES, self.reuse, threads=self._threads)
         return self._run_all(bench, self.runs(methods, seeds), epochs)
 
@@ -203,7 +204,7 @@ class Comparison:
 
 
 def placed_on(link: Sequence[Pace], curves: Sequence[Run]) -> list[Run]:
-    """The runs of a link: each method's curves, at its pace there."""
+    """Returns the runs of a link: each method's curves, at its pace on the link."""
     by_method = {
         method: [run for run in curves if (run.compressor, run.local_steps) == method]
         for method in _methods(link)
@@ -216,12 +217,12 @@ def _methods(paces: Iterable[Pace]) -> list[Method]:
 
 
 def _method(pace: Pace) -> Method:
-    """Whose curve it is."""
+    """Identifies a run's curve."""
     return (DENSE, 0) if pace.compressor == FREE else (pace.chosen, pace.local_steps)
 
 
-_EPOCHS = "Of the dense run. [digits: 30; text: 20 of 200 steps; transformer: 10 of 200]"
-_LONGER = "How many times as many epochs compressed runs have; the Transformer's have as many."
+_EPOCHS = "Epochs of the dense run. [digits: 30; text: 20 of 200 steps; transformer: 10 of 200]"
+_LONGER = "Compressed runs have this multiple of the dense run's epochs, except the Transformer's."
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
@@ -238,7 +239,7 @@ _LONGER = "How many times as many epochs compressed runs have; the Transformer's
     "--local-steps",
     multiple=True,
     type=click.IntRange(min=2),
-    help="Also train with one exchange in so many steps. Give it several times to compare.",
+    help="Also train with one exchange in this number of steps. Repeat the option to compare.",
 )
 @click.option(
     "--local-compressor",
@@ -246,9 +247,14 @@ _LONGER = "How many times as many epochs compressed runs have; the Transformer's
     multiple=True,
     default=["no_compression", "top_k(density=0.05, value_bits=2, chunk=128)"],
     callback=checked_compressors,
-    help="Of the runs with --local-steps.",
+    help="The outer optimizer of runs with --local-steps.",
 )
-@click.option("--workers", default=2, type=click.IntRange(min=2), help="Each has an equal share.")
+@click.option(
+    "--workers",
+    default=2,
+    type=click.IntRange(min=2),
+    help="Each worker has an equal share of the batch.",
+)
 @click.option("--optimizer", help="adam or sgd; the Transformer has adamw.  [default: the first]")
 @click.option(
     "--link",
@@ -261,14 +267,14 @@ _LONGER = "How many times as many epochs compressed runs have; the Transformer's
     "--delay",
     default=0.0,
     type=click.FloatRange(min=0),
-    help="Milliseconds by which links delay each packet, in each direction.",
+    help="The delay of packets on links, in each direction, in milliseconds.",
 )
 @click.option("--seeds", default=1, help="How many: 0, 1, ...")
 @click.option("--epochs", type=int, help=_EPOCHS)
 @click.option("--longer", default=2.0, help=_LONGER)
-@click.option("--goal", type=float, help="Figure to reach.  [default: that of dense runs]")
+@click.option("--goal", type=float, help="Figure to reach. [default: the dense runs' figure]")
 @results_options(str(RESULTS))
-@click.option("--reuse", is_flag=True, help="Take runs that are there already.")
+@click.option("--reuse", is_flag=True, help="Reuse existing runs.")
 def main(
     task: str,
     compressors: Sequence[str],
@@ -335,7 +341,7 @@ def _said(link: str, measured: Mapping[str, Any]) -> str:
 
 
 def _records(compared: Comparison, speeds: Iterable[str], seeds: int) -> list[str]:
-    """The files of all runs that are known before "auto" has chosen."""
+    """Returns the files of all runs that are known before "auto" has chosen."""
     alone = compared.timed[0].files_without_exchange
     timed = [*alone, *(f"{run.name}.json" for run in compared.timed)]
     curves = [f"{run.name}.json" for run in compared.runs([(DENSE, 0), *compared.methods], seeds)]

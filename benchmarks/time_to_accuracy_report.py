@@ -1,4 +1,4 @@
-"""The table and the plots of the time that training takes to become as good as a dense run."""
+"""The table and the plots of the training time to a dense run's quality."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_places
 DENSE = "no_compression"
 CAST = "cast"
 FREE = "free network"
-MEAN = "mean"  # of seeds
+MEAN = "mean"  # the file of figures over seeds
 BESIDE = (DENSE, CAST, FREE)  # what other methods are compared with
 
 
 def seconds_to(run: Run, goal: float) -> float | None:
-    """When the run was first as good as `goal`; None if it never was."""
+    """Returns when the run first reached `goal`; None if it never did."""
     reached = run.curve >= goal if run.task.rises else run.curve <= goal
     return float(run.seconds[reached.argmax()]) if reached.any() else None
 
 
 def fixed_goal(runs: Sequence[Run], within: float = 0.0) -> float:
-    """Returns the figure that the dense runs of all seeds have at their end.
+    """Returns the worst final figure of the dense runs over the seeds.
 
     Args:
         runs: All runs.
-        within: How near to that figure is as good.
+        within: The largest distance from that figure that counts as equally good.
     """
     finals = [run.quality for run in runs if run.method == DENSE]
     return min(finals) - within if runs[0].task.rises else max(finals) + within
 
 
 def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
-    """Returns a row for each run: when it reached the goal.
+    """Returns a row for each run, with the time at which it reached the goal.
 
     Args:
-        runs: Those of each seed, with its dense run, that on a free network, and that with casts
-            if there is one.
+        runs: The runs of each seed, including the dense run, the run on a free network, and the run
+            with casts, if any.
         goal: The figure to reach, the same for all runs.
     """
     rows = []
@@ -85,7 +85,7 @@ def _beside(
 
 
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each method: means over the seeds, of seconds if it is as good in all."""
+    """Returns a row for each method: means over seeds, and seconds if all reach the goal."""
     merged: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["method"] for row in rows):
         some = [row for row in rows if row["method"] == name]
@@ -132,7 +132,7 @@ def markdown(label: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _needed(row: dict[str, Any]) -> str:
-    """The seconds, and their range over the seeds."""
+    """Returns the seconds, and their range over the seeds."""
     if row["seconds"] is None:
         return "never"
     every = row.get("range", ())

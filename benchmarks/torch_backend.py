@@ -16,7 +16,7 @@ POWER_SGD_RANK = 4
 
 
 def join(plan: turns.Plan) -> turns.Job:
-    """Connects this worker to the others."""
+    """Connects this worker to the other workers."""
     config = json.loads(os.environ["TF_CONFIG"])
     rank, addresses = config["task"]["index"], config["cluster"]["worker"]
     os.environ["GLOO_SOCKET_IFNAME"] = plan.network.interface

@@ -1,4 +1,4 @@
-"""Trainings by the example programs, on worker processes, and what is read off their records."""
+"""Trainings by the example programs in worker processes, and the figures in their records."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "results"  # which git ignores
 _EXAMPLES = _ROOT / "keras_examples"
 LAST_EPOCHS = 5
-TABLE_ENTRY_BYTES = 8  # what a payload has for each tensor besides the codes
-SCALE_BYTES = 4  # what the paper counts for it
-_ARGUMENTS = "arguments"  # of a record: how the program was started
+TABLE_ENTRY_BYTES = 8  # bytes of a payload for each tensor, without the codes
+SCALE_BYTES = 4  # bytes that the paper counts for each tensor
+_ARGUMENTS = "arguments"  # the key of a record with the program's arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,9 @@ TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adam
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training: which it is, and the record that the example program wrote of it.
+    """A training: its settings, and the example program's record.
 
-    With `local_steps`, workers exchange once in so many steps.
+    With `local_steps`, workers exchange once in this number of steps.
     """
 
     task: Task
@@ -84,26 +84,26 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name, and its file's."""
+        """The name of the run and of its file."""
         parts = [self.task.name, f"{self.workers}workers", self.optimizer, self.compressor]
         parts += [f"{self.local_steps}local"] if self.local_steps else []
         return "-".join([*parts, f"seed{self.seed}"])
 
     @property
     def method(self) -> str:
-        """The compressor and the number of local steps, as a table has them."""
+        """The compressor and the number of local steps, for tables."""
         if not self.local_steps:
             return self.compressor
         return f"{self.compressor}, {self.local_steps} local steps"
 
     @property
     def files_without_exchange(self) -> list[str]:
-        """Where `Bench.without_exchange` keeps what each process measured."""
+        """The file with the measurements of `Bench.without_exchange`, for each process."""
         return [f"{self.name}-alone{i}.json" for i in range(min(self.workers, cores()))]
 
     @property
     def chosen(self) -> str:
-        """The compressor that it trained with: as requested, or the choice of `auto`."""
+        """The compressor of the training: the requested compressor, or the choice of `auto`."""
         choice = self.record.get("compressor") if self.compressor.startswith("auto") else None
         return choice or self.compressor
 
@@ -137,13 +137,13 @@ class Run:
 
     @property
     def seconds(self) -> np.ndarray:
-        """When each epoch ended, counting the steps of training alone."""
+        """The end of each epoch, counting only the steps of training."""
         each = np.array(self.record["history"]["seconds_per_step"])
         return np.cumsum(each) * self.record["steps_per_epoch"]
 
     @property
     def seconds_per_step(self) -> float:
-        """In the second half of the epochs."""
+        """Seconds of a step in the second half of the epochs."""
         each = self.record["history"]["seconds_per_step"]
         return float(np.mean(each[len(each) // 2 :]))
 
@@ -162,12 +162,12 @@ class Run:
         return self.dense_ring_bytes * traffic["exchanges"] / traffic["sent_bytes"]
 
     def paper_ratio(self, kind: str | None = None) -> float:
-        """The ratio as the paper counts it, of all layers or of those of one kind."""
+        """The ratio as AdaComp's paper counts it, of all layers or of one kind."""
         return paper_ratio(self.record["traffic"], kind)
 
 
 def paper_ratio(traffic: dict[str, Any] | None, kind: str | None = None) -> float:
-    """Returns the ratio as AdaComp's paper counts it, of all layers or of those of one kind."""
+    """Returns the ratio as AdaComp's paper counts it, of all layers or of one kind."""
     if not traffic:
         return 1.0
     elements = count = 0
@@ -182,7 +182,7 @@ def paper_ratio(traffic: dict[str, Any] | None, kind: str | None = None) -> floa
 def checked_compressors(
     _context: click.Context, _option: click.Parameter, names: str | Sequence[str]
 ) -> str | Sequence[str]:
-    """Refuses names that there are not before anything is trained: for `click.option`."""
+    """Refuses unknown names before training begins; a callback for `click.option`."""
     for name in [names] if isinstance(names, str) else names:
         try:
             gc.compressors.get(name)
@@ -208,7 +208,7 @@ class Bench:
         self.console = Console()
 
     def run_all(self, runs: Sequence[Run], args: Sequence[str], epochs: int) -> list[Run]:
-        """Runs them all and returns them with their records."""
+        """Runs all trainings, and returns them with their records."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
             whole = progress.add_task("all runs, epochs", total=epochs * len(runs))
@@ -225,13 +225,13 @@ class Bench:
         return finished
 
     def without_exchange(self, run: Run, args: Sequence[str]) -> float:
-        """Seconds of a step that needs no network; `run` says which training, and how many workers.
+        """Returns the seconds of a step of `run` without a network.
 
-        So many processes train at once, each alone with its share of the batch. That of the slowest
-        counts, in the second half of its epochs. Of more workers than cores, as many train at once
-        as there are cores, and the step is as many times longer as workers share a core: processes
-        that do not wait for each other start, validate and end at different times, and so would
-        have more of a core than their share.
+        A process for each worker trains alone on its share of the batch, all at the same time. The
+        slowest process counts, in the second half of its epochs. If there are more workers than
+        cores, only as many processes train as there are cores, and the step time is multiplied by
+        the number of workers per core. Processes that do not wait for each other start, validate
+        and end at different times, so more processes would get more than their share of a core.
         """
         files = [self._folder / file for file in run.files_without_exchange]
         if not self._reusable(files, args):
@@ -276,7 +276,7 @@ class Bench:
             used = json.loads(file.read_text()).get(_ARGUMENTS)
             if used != [*args]:
                 raise click.UsageError(
-                    f"'{file}' cannot be taken by --reuse: it is of a run with "
+                    f"'{file}' cannot be reused: it belongs to a run with "
                     f"{shlex.join(used or ['unknown arguments'])}, not with {shlex.join(args)}; "
                     "leave --reuse out, or give another folder by --results."
                 )
@@ -294,13 +294,13 @@ class Bench:
 
 
 def _note_arguments(file: Path, args: Sequence[str]) -> None:
-    """Adds to a record by which arguments it came about."""
+    """Adds the program's arguments to a record."""
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, _ARGUMENTS: [*args]}))
 
 
 def _ignore(_worker: int, _stream: str, _line: str) -> None:
-    """Discards the output of a job that nobody watches."""
+    """Discards a job's output."""
 
 
 def _check(what: str, result: JobResult) -> None:
@@ -309,7 +309,7 @@ def _check(what: str, result: JobResult) -> None:
 
 
 def _command(run: Run) -> list[str]:
-    """The example program, with what the run says."""
+    """Returns the command of the example program, with the run's arguments."""
     settings = ["--compressor", run.compressor, "--seed", str(run.seed)]
     if len(run.task.optimizers) > 1:
         settings += ["--optimizer", run.optimizer]

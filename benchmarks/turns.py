@@ -1,4 +1,4 @@
-"""Contenders take turns on each link, in blocks of a few steps: the same for all frameworks."""
+"""Lets contenders take turns on each link, in blocks of a few steps, for all frameworks."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One way to do a step.
+    """A way to take a step.
 
     Attributes:
-        step: Does it, and returns when it is done on this worker.
-        prepare: Done before each step, when nothing is timed, if given.
-        sent_bytes: By our own count, what this worker has sent so far.
-        step_bytes: In its place, what it sends in each step; None for both where nobody counts.
-        keeps_residual: Whether it takes many steps until it sends as much as it will.
-        renew: Makes it anew on a link, if it depends on the link it was made on.
+        step: Takes a step, and returns when it is done on this worker.
+        prepare: Called before each step without timing, if given.
+        sent_bytes: Returns the bytes that this worker has sent so far, by our own count.
+        step_bytes: Replaces `sent_bytes` by constant bytes per step; both are None if not counted.
+        keeps_residual: Whether the sent bytes reach their usual number only after many steps.
+        renew: Recreates a contender for a link, if it depends on the link.
     """
 
     step: Callable[[], object]
@@ -75,14 +75,14 @@ class Contender:
 
 
 class Timed(NamedTuple):
-    """The seconds of a step, and what else it used."""
+    """The seconds of a step, and the other resources that it used."""
 
     seconds: float
     used: Used
 
 
 Mean = Callable[[float], float]
-"""The mean over all workers, which all have to ask for."""
+"""Returns the mean over all workers; all workers must call this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Job:
 
 @dataclasses.dataclass
 class _Turn:
-    """Results of a turn: those of each step, and bytes that the mean worker sent in total."""
+    """The results of a turn: of each step, and the mean bytes that a worker sent in total."""
 
     steps: list[Timed]
     interface: float
@@ -123,14 +123,14 @@ def take_turns(
     rank: int,
     predict: Callable[[], Mapping[str, float]] = dict,
 ) -> list[dict[str, Any]]:
-    """Measures all contenders on all links; a record for each pair of them.
+    """Measures all contenders on all links; returns a record for each pair.
 
     Args:
-        plan: What is measured.
-        contenders: By name.
-        mean: Of this job.
-        rank: This worker's.
-        predict: Called on each link: by name, what exchanges are predicted to take, in seconds.
+        plan: The plan.
+        contenders: The contenders by name.
+        mean: Averages a number over the workers of the job.
+        rank: This worker's rank.
+        predict: Called on each link; returns the predicted seconds of exchanges, by name.
     """
 
     def change_to(link: str) -> None:
@@ -163,14 +163,14 @@ def take_turns(
 
 
 def timed(contender: Contender, mean: Mean) -> Timed:
-    """Measures a step, from when all workers are ready until this one has done it."""
+    """Measures a step, from all workers' readiness to this worker's end of the step."""
     if contender.prepare:
         contender.prepare()
     mean(0.0)
     before, start = Used.now(), time.perf_counter()
     done = contender.step()
     seconds, used = time.perf_counter() - start, Used.now().since(before)
-    del done  # giving its memory back is not timed
+    del done  # freeing its memory is not timed
     return Timed(seconds, used)
 
 

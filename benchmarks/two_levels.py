@@ -3,11 +3,11 @@
     python benchmarks/two_levels.py
     python benchmarks/two_levels.py --replicas 2 --link "1 Gbit/s"
 
-One level: each replica exchanges with all others. Two levels: the replicas of a host sum their
-gradients, and the hosts exchange these. Each host is a process in a network namespace of its own,
-behind a link that `tc` shapes; that takes root. Its replicas are logical CPU devices, which share
-this machine's cores: so within a host, this shows what has to be computed and copied, but not how
-long GPUs take for that.
+With one level, each replica exchanges with all other replicas. With two levels, the replicas of a
+host sum their gradients, and the hosts exchange the sums. Each host is a process in a separate
+network namespace, behind a link that `tc` shapes, which needs root. A host's replicas are logical
+CPU devices, which share this machine's cores. Within a host, the benchmark therefore shows the
+amount of computing and copying, but not the time that GPUs would take.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ CONTENDERS = (
     default=["100 Mbit/s", "1 Gbit/s"],
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Turns of each contender.")
-@click.option("--seconds", default=3.0, help="About how long a turn lasts; one step at least.")
+@click.option(
+    "--seconds", default=3.0, help="The approximate length of a turn, which has at least one step."
+)
 @click.option("--warm-up", default=30, help="Steps before all of what keeps a residual.")
 def main(
     hosts: int, replicas: int, speeds: Sequence[str], rounds: int, seconds: float, warm_up: int
@@ -88,7 +90,7 @@ def main(
 
 
 def show(records: Sequence[dict[str, Any]], hosts: int, replicas: int) -> None:
-    """Prints what was measured."""
+    """Prints the measurements."""
     table = rich.table.Table(
         title=f"ResNet-50 gradient, {hosts} hosts with {replicas} replicas each, {processor()}, "
         f"load {os.getloadavg()[0]:.1f}"

@@ -1,4 +1,4 @@
-"""Counts what a step uses of a process beside time; the workers of all frameworks import this."""
+"""Counts a step's resources other than time; the workers of all frameworks import this."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Tells for which models, links and numbers of workers compression pays, and how much.
+"""Shows for which models, links and numbers of workers compression pays, and how much.
 
     python benchmarks/worth_it.py --weights 66e6 --compute 0.3 --fewer 100
 
-Predicts steps of a model of yours from the recorded results of `network.py`. Without them,
-measure in your own job: `gradcomp advise`. `publish.py` makes a page of the recorded models.
+Predicts the steps of your own model from the recorded results of `network.py`. To measure in your
+own job, use `gradcomp advise`. `publish.py` makes a page of the recorded models.
 
 Only methods that train like dense count: 16-bit casts and AdaComp. Where a step was measured, it is
-compared with the best measured dense step. A predicted step of AdaComp is compared with dense steps
-and casts that use the link fully, overlap all they can with computing, and take no time themselves.
+compared with the best measured dense step. A predicted step of AdaComp is compared with ideal dense
+steps and casts, which use the link fully, overlap with computing as far as possible, and cost no
+time themselves.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Model:
         name: Its name in tables.
         weights: Number of weights.
         compute: Seconds of a step that exchanges nothing.
-        fewer: Times that AdaComp's payload is smaller than the gradient.
-        job: The job that was measured with it; None if it was not measured.
+        fewer: The ratio of the gradient's size to the size of AdaComp's payload.
+        job: The job with which the model was measured; None if it was not.
     """
 
     name: str
@@ -60,14 +61,14 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Seconds of a model's step: dense, with 16-bit casts, and with AdaComp."""
+    """The seconds of a model's step: dense, with 16-bit casts, and with AdaComp."""
 
     dense: float
     cast: float
     sparse: float
 
     def verdict(self) -> str:
-        """The method to use, and how many times faster it is than dense, and than casts."""
+        """The recommended method, and its speed-ups over dense steps and casts."""
         enough = 1 - WORTHWHILE
         if self.sparse <= enough * min(self.dense, self.cast):
             return f"{LABEL} {times(self.dense / self.sparse)} ({times(self.cast / self.sparse)})"
@@ -78,7 +79,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """Predicts steps by what AdaComp costs."""
+    """Predicts steps from AdaComp's cost."""
 
     cost: Cost
 
@@ -91,26 +92,26 @@ class Forecast:
         return cls(cost)
 
     def steps(self, model: Model, workers: int, speed: float) -> Steps:
-        """Predicts a model's steps on a link of so many Mbit/s, of which TCP gets its share."""
+        """Predicts a model's steps on a link with a speed in Mbit/s, of which TCP gets a share."""
         per_byte = 8 / (1e6 * GOODPUT * speed)
         dense = ring_bytes(workers, 4 * model.weights) * per_byte
         sparse = model.compute + self.own(model, workers) + _sent(model, workers) * per_byte
         return Steps(max(model.compute, dense), max(model.compute, dense / 2), sparse)
 
     def own(self, model: Model, workers: int) -> float:
-        """Seconds of latency, encoding and decoding, if each worker has one core.
+        """Returns the seconds of latency, encoding and decoding, if each worker has one core.
 
-        All of it grows with the number of payloads, which is more than what is measured.
+        The prediction is pessimistic: all of the time grows with the number of payloads.
         """
         return self.cost.latency + self.cost.each * model.weights * workers / 2
 
     def break_even(self, model: Model, workers: int, of_baseline: float = 1.0) -> float:
-        """Returns the Mbit/s up to which AdaComp is faster; 0 if it is nowhere.
+        """Returns the Mbit/s up to which AdaComp is faster; 0 if it is never faster.
 
         Args:
             model: The model.
             workers: Number of workers.
-            of_baseline: Bytes of the baseline, over those of dense float32.
+            of_baseline: Bytes of the baseline, relative to dense float32.
         """
         dense = of_baseline * ring_bytes(workers, 4 * model.weights)
         saved = 8e-6 * (dense - _sent(model, workers)) / GOODPUT
@@ -118,12 +119,12 @@ class Forecast:
 
 
 def _sent(model: Model, workers: int) -> float:
-    """Bytes that a worker sends with AdaComp, whose payloads are gathered."""
+    """Returns the bytes that a worker sends with AdaComp, whose payloads are gathered."""
     return (workers - 1) * 4 * model.weights / model.fewer
 
 
 def measured_models(found: Sequence[Setup]) -> list[Model]:
-    """Returns the models of all jobs, by their number of weights."""
+    """Returns the models of the jobs, ordered by their number of weights."""
     models = []
     for job in dict.fromkeys(setup.job for setup in found):
         of_two = [s for s in found if s.job == job and s.workers == 2 and METHOD in s.records]
@@ -137,7 +138,7 @@ def measured_models(found: Sequence[Setup]) -> list[Model]:
 
 
 def larger(models: Sequence[Model]) -> list[Model]:
-    """Models that were not measured, and send as many times fewer bytes as a ResNet-50."""
+    """Returns models that were not measured, with a ResNet-50's compression ratio."""
     (exchange,) = (model for model in models if model.job == jobs.EXCHANGE)
     whole = dataclasses.replace(exchange, name="ResNet-50, if a step takes 0.2 s", compute=0.2)
     of_base = Model("BERT-base, if a step takes 0.5 s", 110e6, 0.5, exchange.fewer)
@@ -147,7 +148,7 @@ def larger(models: Sequence[Model]) -> list[Model]:
 def cells(
     model: Model, found: Sequence[Setup], forecast: Forecast, workers: int, on: Iterable[str]
 ) -> Iterator[str]:
-    """Yields a cell for each link: bold where it was measured."""
+    """Yields a cell for each link, in bold if measured."""
     there = {s.link: s for s in found if (s.job, s.workers) == (model.job, workers)}
     for link in on:
         if link in there:
@@ -216,7 +217,7 @@ def small_table(found: Sequence[Setup]) -> list[str]:
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--weights", required=True, type=float, help="Of your model.")
-@click.option("--compute", required=True, type=float, help="Seconds of a step on one worker alone.")
+@click.option("--compute", required=True, type=float, help="Seconds of a step on a single worker.")
 @click.option("--fewer", default=40.0, help="Times fewer bytes in AdaComp's payload.")
 def main(weights: float, compute: float, fewer: float) -> None:
     found = setups(records.read(records.NETWORK))

@@ -1,4 +1,4 @@
-"""Plots up to which link speed AdaComp pays, over the size of the model."""
+"""Plots the link speed up to which AdaComp pays, as a function of the model's size."""
 
 from __future__ import annotations
 

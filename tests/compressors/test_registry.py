@@ -51,5 +51,7 @@ def test_a_class_without_a_name_of_its_own_is_refused_when_it_is_made(base):
         def exchange(self, inputs):
             yield from ()
 
-    with pytest.raises(TypeError, match="Nameless does not define its own `name`; add one to the class"):
+    with pytest.raises(
+        TypeError, match="Nameless does not define its own `name`; add one to the class"
+    ):
         Nameless()
