@@ -57,7 +57,7 @@ def sooner(setup: Setup) -> Iterator[Sooner]:
 
 
 def _over(mine: float | None, other: float | None) -> float | None:
-    """Returns one time divided by another; None counts as infinitely long."""
+    """Returns one speed-up over another; None is a run that never reached the accuracy."""
     if mine is None:
         return None
     return mine / other if other else float("inf")
