@@ -304,8 +304,7 @@ def _calling(
 def let_variables_become_numbers() -> None:
     """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
 
-    These methods work for all other variables of TensorFlow, so callbacks call them for the
-    learning rate.
+    They work for all other variables, so callbacks use them for the learning rate.
     """
     for name, number in {"__float__": float, "__int__": int, "__complex__": complex}.items():
         if not hasattr(_values.DistributedVariable, name):
@@ -352,9 +351,8 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
 def use_logical_cpus(replicas: int) -> None:
     """Gives each worker of later strategies several replicas, on logical CPU devices.
 
-    This lets programs try several replicas in a worker without GPUs. `MultiWorkerMirroredStrategy`
-    itself takes one CPU device, however many there are. Must be called before TensorFlow is at
-    work.
+    `MultiWorkerMirroredStrategy` itself takes only one CPU device. Must be called before TensorFlow
+    is initialized.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
