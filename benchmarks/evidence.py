@@ -1,15 +1,15 @@
 """Repeats what the papers found, and compares all methods; writes docs/evidence.md.
 
-    GRADCOMP_DATA=FOLDER python benchmarks/evidence.py --jobs 2
-    python benchmarks/evidence.py --only "adacomp/mnist_cnn*" --only "methods/digits*" --seeds 3
-    python benchmarks/evidence.py --resume       # goes on where it was interrupted
-    python benchmarks/evidence.py --resume --page-only    # of the records that there are
-    python benchmarks/evidence.py --short        # a twentieth of the steps: whether all runs
+    GRADCOMP_DATA=FOLDER python benchmarks/evidence.py --resume --jobs 2   # what has no record yet
+    python benchmarks/evidence.py --resume --only "adacomp/*" --only "methods/digits*" --seeds 3
+    python benchmarks/evidence.py --overwrite --only adacomp/bins          # once more
+    python benchmarks/evidence.py --page-only                              # of the records
+    python benchmarks/evidence.py --short        # whether training lags more than when recorded
 
 Each claim of a paper has a few short trainings by learners in one process, which `claims/` lists
 with the check that judges them. The runs of `methods/*` make docs/benchmarks/methods_table.md. Each
-run is a process of its own, and leaves a record. FOLDER has `shakespeare.txt.gz`, and `mnist.npz`
-where Keras cannot download it.
+run is a process of its own, and leaves a record in benchmarks/records/evidence. FOLDER has
+`shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it.
 """
 
 from __future__ import annotations
@@ -28,48 +28,45 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import click
 import evidence_page
+import lag
 import simulated
 from claims import CLAIMS
 from evidence_jobs import Pool, Run, expected_seconds, record_of
 from methods_table import GROUPS
 from output import show
+from records import EVIDENCE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from simulated import Training
-from trainings import RESULTS
 
 from tf_gradcomp.cli.options import results_folder, results_options
 
 ROOT = Path(__file__).resolve().parents[1]
-SHORTER = 20  # times fewer steps
 MOST_SEEDS = 10
-# The groups whose runs come first: a machine may be there for minutes only.
-FIRST = (
-    *("adacomp/mnist_cnn", "adacomp/char_lstm", "methods/digits_2", "methods/digits_8"),
-    *("adacomp/*", "scalecom/*", "lgc/*", "lgreco/*", "methods/*_8"),
-)
-
-
-def groups() -> dict[str, Sequence[Run]]:
-    """Returns the runs of each claim and of each part of the table of methods, in their order."""
-    found = {name: tuple(claim.runs.values()) for name, claim in CLAIMS.items() if claim.runs}
-    found |= GROUPS
-    ordered = [name for pattern in (*FIRST, "*") for name in fnmatch.filter(found, pattern)]
-    return {name: found[name] for name in dict.fromkeys(ordered)}
+OF_CLAIMS = {name: tuple(claim.runs.values()) for name, claim in CLAIMS.items() if claim.runs}
 
 
 def chosen(only: Sequence[str]) -> list[Run]:
-    """Returns the runs of the groups whose names match, each once.
+    """Returns the runs whose claims or parts of the table match, each once, in their order.
+
+    The runs of claims come first, and then those of the table, one part after the other. The
+    longest come first among those of claims and of a part, so that all cores are used to the end.
 
     Raises:
         click.UsageError: If a pattern matches nothing.
     """
-    found = groups()
     for pattern in only:
-        if not fnmatch.filter([*found, *CLAIMS], pattern):
-            raise click.UsageError(f"No claim matches {pattern}; one is {next(iter(found))}.")
-    names = [name for name in found if not only or any(fnmatch.fnmatch(name, p) for p in only)]
-    return list(dict.fromkeys(run for name in names for run in found[name]))
+        if not fnmatch.filter([*CLAIMS, *GROUPS], pattern):
+            raise click.UsageError(f"No claim matches {pattern}; one is {next(iter(CLAIMS))}.")
+
+    def matching(groups: Mapping[str, Sequence[Run]]) -> list[Sequence[Run]]:
+        found = [name for pattern in only or ["*"] for name in fnmatch.filter(groups, pattern)]
+        return [groups[name] for name in groups if name in found]
+
+    claimed = [run for runs in matching(OF_CLAIMS) for run in runs]
+    parts = [claimed, *matching(GROUPS)]
+    ordered = (sorted(part, key=expected_seconds, reverse=True) for part in parts)
+    return list(dict.fromkeys(run for part in ordered for run in part))
 
 
 def with_seeds(runs: Sequence[Run], seeds: int) -> Iterator[Run]:
@@ -79,19 +76,12 @@ def with_seeds(runs: Sequence[Run], seeds: int) -> Iterator[Run]:
             yield dataclasses.replace(run, seed=seed)
 
 
-def shorter(run: Run) -> Run:
-    """Returns a run with few steps, to see whether it runs."""
-    if isinstance(run, Training):
-        return dataclasses.replace(run, steps=max(4, run.steps // SHORTER))
-    return run
-
-
-def records(folder: Path, short: bool) -> dict[str, list[dict[str, Any]]]:
+def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns the records that there are, by the name of the run with seed 0."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for run in dict.fromkeys(run for runs in groups().values() for run in runs):
+    for run in chosen(()):
         of_seeds = (dataclasses.replace(run, seed=seed) for seed in range(MOST_SEEDS))
-        files = [record_of(folder, shorter(one) if short else one) for one in of_seeds]
+        files = [record_of(folder, one) for one in of_seeds]
         found[run.name] = [json.loads(file.read_text()) for file in files if file.exists()]
     return found
 
@@ -142,14 +132,18 @@ def _said(folder: Path, run: Run, good: bool) -> str:
     return f"{record['encode_ms']:.1f} and {record['decode_ms']:.1f} ms"
 
 
-def _write(pages: Mapping[str, str], folder: Path) -> list[Path]:
+def _write(found: evidence_page.Records, folder: Path) -> list[Path]:
+    """Writes the pages and the plot of records; returns the files."""
+    import methods_plot  # needs matplotlib, which the runs do not
+
     files = []
-    for name, text in pages.items():
+    for name, text in evidence_page.pages(found, command).items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         files.append(file)
-    return files
+    methods_plot.draw(found, folder / evidence_page.METHODS_PLOT)
+    return [*files, folder / evidence_page.METHODS_PLOT]
 
 
 _ONLY = 'Only claims whose name matches, such as "adacomp/*". Give it several times.'
@@ -166,16 +160,17 @@ _ONLY = 'Only claims whose name matches, such as "adacomp/*". Give it several ti
     help="Of each run.",
 )
 @click.option("--minutes", type=float, help="Stop after so many; what has not ended is left out.")
-@click.option("--short", is_flag=True, help=f"Take {SHORTER} times fewer steps; leave docs/ alone.")
+@click.option("--short", is_flag=True, help="Only compare a short training with recorded ones.")
 @click.option("--resume", is_flag=True, help="Take records that are there already.")
 @click.option("--page-only", is_flag=True, help="Do no runs; write the pages.")
 @click.option(
     "--docs",
     type=click.Path(file_okay=False, path_type=Path),
-    show_default="docs/, or with --short the results' folder",
+    default=ROOT / "docs",
+    show_default="docs",
     help="Write the pages into this folder.",
 )
-@results_options(str(RESULTS / "evidence"))
+@results_options(str(EVIDENCE))
 def main(
     only: Sequence[str],
     seeds: int,
@@ -185,12 +180,13 @@ def main(
     short: bool,
     resume: bool,
     page_only: bool,
-    docs: Path | None,
+    docs: Path,
     results: Path,
     overwrite: bool,
 ) -> None:
-    runs = [shorter(run) if short else run for run in with_seeds(chosen(only), seeds)]
-    wanted = list(dict.fromkeys(runs))
+    if short:
+        sys.exit(lag.compare())
+    wanted = list(with_seeds(chosen(only), seeds))
     files = [] if resume or page_only else [record_of(Path(), run).name for run in wanted]
     folder = results_folder(results, files, overwrite or resume)
     _check_resumed(folder, wanted)
@@ -200,9 +196,9 @@ def main(
         simulated.check_data({run.task for run in missing if isinstance(run, Training)})
         threads = threads or max(1, (os.cpu_count() or 1) // jobs)
         failed = _do(missing, folder, jobs, threads, minutes)
-    pages = evidence_page.pages(records(folder, short), command)
-    written = _write(pages, docs or (folder if short else ROOT / "docs"))
-    show(Console(), evidence_page.summary(records(folder, short)), written)
+    found = records(folder)
+    written = _write(found, docs)
+    show(Console(), evidence_page.summary(found), written)
     if failed:
         sys.exit(f"{failed} runs failed; {folder} has what they printed.")
 

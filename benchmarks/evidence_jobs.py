@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import multiprocessing
 import os
 import platform
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import records
 import simulated
 import tensorflow as tf
 from encoding import Encoding
@@ -45,13 +45,17 @@ def expected_seconds(run: Run) -> float:
     return _START_SECONDS + run.steps * (run.rows * of_row + run.learners * of_learner)
 
 
+def steps_between_evaluations(run: Training) -> int:
+    """Returns the number of steps between two points of a run's curve."""
+    return EPOCH if run.task == "digits" else -(-run.steps // EVALUATIONS)
+
+
 def measure(run: Run) -> dict[str, Any]:
     """Does a run; returns its record."""
     if isinstance(run, Encoding):
         measured = run.measure()
     else:
-        every = EPOCH if run.task == "digits" else -(-run.steps // EVALUATIONS)
-        measured = simulated.train(run, every)
+        measured = simulated.train(run, steps_between_evaluations(run))
     versions = {
         "tf_gradcomp": gc.__version__,
         "tensorflow": tf.__version__,
@@ -60,7 +64,7 @@ def measure(run: Run) -> dict[str, Any]:
         "kernels": gc.ops.library_info().simd,
     }
     spent = {"processor_seconds": time.process_time()}
-    return {**dataclasses.asdict(run), **measured, **spent, "versions": versions}
+    return records.rounded({**dataclasses.asdict(run), **measured, **spent, "versions": versions})
 
 
 def record_of(folder: Path, run: Run) -> Path:
@@ -89,22 +93,22 @@ class Pool:
         self, folder: Path, jobs: int, threads: int, tell: Callable[[float], None]
     ) -> None:
         self._folder, self._jobs, self._threads, self._tell = folder, jobs, threads, tell
-        self._done = 0.0
+        self._done = self._spent = 0.0  # expected and measured seconds of runs that have ended
 
     def run_all(self, runs: Sequence[Run], seconds: float | None) -> Iterator[tuple[Run, bool]]:
         """Yields each run when it has ended, and whether it left its record.
 
         Args:
-            runs: In their order.
+            runs: In their order, except that towards the end those come first that end in time.
             seconds: After so many, those that have not ended are stopped. None: never.
         """
         context = _preloaded(self._threads)
         stop = time.monotonic() + seconds if seconds else None
-        waiting, running = deque(runs), dict[int, _Running]()
+        waiting, running = list(runs), dict[int, _Running]()
         try:
             while (waiting or running) and not (stop and time.monotonic() > stop):
                 while waiting and len(running) < self._jobs:
-                    run = waiting.popleft()
+                    run = waiting.pop(self._next(waiting, stop))
                     process = context.Process(
                         target=_work, args=(run, self._folder, self._threads), name=run.name
                     )
@@ -114,12 +118,21 @@ class Pool:
                     ended = running.pop(ready)
                     ended.process.join()
                     self._done += expected_seconds(ended.run)
+                    self._spent += time.monotonic() - ended.started
                     yield ended.run, ended.process.exitcode == 0
                 self._tell(self._done + sum(map(_progress, running.values())))
         finally:
             for one in running.values():
                 one.process.kill()
                 one.process.join()
+
+    def _next(self, waiting: Sequence[Run], stop: float | None) -> int:
+        """Returns the place of the first run that can end in time, or else of the shortest one."""
+        pace = self._spent / self._done if self._done else 1.0
+        left = stop - time.monotonic() if stop else math.inf
+        needed = [pace * expected_seconds(run) for run in waiting]
+        in_time = (place for place, seconds in enumerate(needed) if seconds < left)
+        return next(in_time, needed.index(min(needed)))
 
 
 def _progress(one: _Running) -> float:
@@ -149,7 +162,7 @@ def _work(run: Run, folder: Path, threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     record = measure(run)
     file = record_of(folder, run)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
+    part = file.with_name(f"{file.name}.part")
+    records.write(record, part)
     part.rename(file)
     (folder / f"{run.name}.log").unlink()

@@ -22,15 +22,18 @@ Record: TypeAlias = dict[str, Any]
 Records: TypeAlias = Mapping[str, Sequence[Record]]  # by name of the run with seed 0
 Command: TypeAlias = Callable[[Sequence[str]], str]
 
+METHODS_PLOT = "benchmarks/methods.png"
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, CANNOT_RUN, NOT_RUN)
 _INTRODUCTION = """# Evidence
 
 Do the papers' findings hold here? This page lists each headline, what was run, and what came out.
 `benchmarks/evidence.py` writes the page, and the [table of all
-methods](benchmarks/methods_table.md), from the records of its runs. Do not edit it.
+methods](benchmarks/methods_table.md), from the records in `benchmarks/records/evidence/`. There is
+one for each run: its settings, seed, machine, versions, curve and bytes. Do not edit the page.
 
 - The runs are simulations: learners in one process train a small network for a few hundred steps.
   They show whether a claim holds at that size, and not how a paper's own network would train.
+- Numbers of steps and learning rates were chosen by dense training alone: it must be near its end.
 - "Recalled" marks figures that we know from memory or at second hand. All others were read in the
   paper.
 - "Reproduced" means that the runs meet the limits named with the claim, and "not reproduced" that
@@ -64,6 +67,10 @@ writes this page.
 - By default, LGC sends dense gradients in its first 200 steps, and does not reach its third phase
   in these runs.
 """
+_PLOT = (
+    "Kilobytes that a worker sends in a step of the digits network with 2, 8 and 32 workers, and "
+    "points of accuracy behind dense training"
+)
 
 
 def results_of(claim: Claim, records: Records) -> dict[str, list[Record]]:
@@ -153,6 +160,7 @@ def _reason(claim: Claim, outcome: Outcome | None) -> str:
 def _methods(records: Records, command: Command) -> str:
     machines = f"{_machines(_of_methods(records))}{_timed_on(records)}\n"
     parts = [_METHODS, machines, _wins(records)]
+    parts.append(f"![{_PLOT}]({METHODS_PLOT.rpartition('/')[2]})\n")
     for learners in methods_table.LEARNERS:
         parts.append(f"## {learners} learners\n\n{methods_table.table(records, learners)}")
         missing = [

@@ -20,6 +20,7 @@ from simulated import Training
 FILE = Path(__file__).with_name("lags.json")
 DENSE = Training("python-small", 1, 0, 60)
 SEEDS = 6
+COMPARED = 2  # seeds that train again
 EVERY = 20  # steps between evaluations
 
 
@@ -32,6 +33,28 @@ def lag(seed: int) -> float:
     compressed = dataclasses.replace(dense, learners=2, compressor="adacomp")
     bits, reached = (simulated.train(run, EVERY)["curve"] for run in (dense, compressed))
     return statistics.mean(reached) - statistics.mean(bits)
+
+
+def limit() -> float:
+    """Returns the largest mean lag that passes: four deviations above the recorded lags.
+
+    Other texts and other orders of rounding change a lag about as much as another seed.
+    """
+    recorded = json.loads(FILE.read_text())
+    return statistics.mean(recorded) + 4 * statistics.stdev(recorded)
+
+
+def compare() -> str | None:
+    """Trains some seeds again; returns what is wrong if they lag more than when recorded."""
+    measured = statistics.mean(lag(seed) for seed in range(COMPARED))
+    found = f"AdaComp is {measured:+.3f} bits per character behind dense training"
+    print(f"{found}; up to {limit():+.3f} were allowed by what is recorded.")
+    if measured <= limit():
+        return None
+    return (
+        f"{found}; expected at most {limit():+.3f}. Find what delays gradients, or record the new "
+        "lags: python benchmarks/lag.py"
+    )
 
 
 if __name__ == "__main__":

@@ -64,16 +64,17 @@ def encodings(learners: int) -> list[Encoding]:
     return [Encoding(name, learners, 0) for name in (*TIMED, ALTERNATING) if name != DENSE]
 
 
+# In the order in which they run: a machine may be there for minutes only.
 GROUPS: dict[str, Sequence[Training | Encoding]] = {
-    "methods/digits_2": runs_of("digits", 2),
     "methods/digits_8": runs_of("digits", 8),
+    "methods/digits_2": runs_of("digits", 2),
     "methods/encoding_8": encodings(8),
-    "methods/mnist_8": runs_of("mnist", 8),
-    "methods/lstm_8": runs_of("lstm", 8),
-    "methods/digits_32": runs_of("digits", 32),
-    "methods/mnist_2": runs_of("mnist", 2),
     "methods/lstm_2": runs_of("lstm", 2),
+    "methods/mnist_8": runs_of("mnist", 8),
+    "methods/mnist_2": runs_of("mnist", 2),
+    "methods/lstm_8": runs_of("lstm", 8),
     "methods/encoding_2": encodings(2),
+    "methods/digits_32": runs_of("digits", 32),
     "methods/encoding_32": encodings(32),
     "methods/mnist_32": runs_of("mnist", 32),
     "methods/lstm_32": runs_of("lstm", 32),

@@ -1,8 +1,9 @@
-"""Recorded results, kept in the repository: `publish.py` writes them, and makes pages of them."""
+"""Recorded results, kept in the repository: `publish.py` and `evidence.py` write and read them."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import numpy as np
 FOLDER = Path(__file__).with_name("records")
 NETWORK = FOLDER / "network.json"
 TIMES = FOLDER / "time_to_accuracy.json"
+EVIDENCE = FOLDER / "evidence"  # a file for each run
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _KEPT = ("job", "workers", "link", "contender", "counted_bytes", "carried_bytes", "predicted")
 _DIGITS = 5  # more than a measured time has
@@ -25,14 +27,14 @@ def read(file: Path) -> Measured:
 
 
 def write(measured: Measured, file: Path) -> None:
-    """Writes a record; each entry of a list has a line of its own, so that changes are seen."""
+    """Writes a record; each part of a list has a line of its own, so that changes are seen."""
     parts = [f" {json.dumps(name)}: {_text(value)}" for name, value in measured.items()]
     file.parent.mkdir(exist_ok=True)
     file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, list):
+    if not (isinstance(value, list) and value and isinstance(value[0], dict)):
         return json.dumps(value)
     return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n ]"
 
@@ -50,7 +52,7 @@ def of_network(runs: Sequence[Measured]) -> Measured:
     }
     return {
         "about": runs[-1]["about"],
-        "raw": [{name: _rounded(value) for name, value in link.items()} for link in raw.values()],
+        "raw": [rounded(link) for link in raw.values()],
         "records": [_compact(record) for record in records.values()],
     }
 
@@ -58,16 +60,20 @@ def of_network(runs: Sequence[Measured]) -> Measured:
 def _compact(record: Measured) -> Measured:
     stages, faults = record["stages"], record["page_faults"]
     return {
-        **{key: _rounded(record.get(key)) for key in _KEPT},
-        "seconds": [_rounded(float(one)) for one in np.quantile(record["seconds"], _QUANTILES)],
+        **{key: rounded(record.get(key)) for key in _KEPT},
+        "seconds": rounded(np.quantile(record["seconds"], _QUANTILES).tolist()),
         "page_faults": [int(np.median(faults))],
-        "stages": stages and {name: _rounded(seconds) for name, seconds in stages.items()},
+        "stages": rounded(stages),
     }
 
 
-def _rounded(value: Any) -> Any:
-    """Rounds a number of seconds to some digits, and a large number to a whole one."""
-    if not isinstance(value, float):
+def rounded(value: Any) -> Any:
+    """Rounds floats, also in lists and dicts: to some digits, and large ones to whole numbers."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    if not isinstance(value, float) or not math.isfinite(value):
         return value
     return round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
 

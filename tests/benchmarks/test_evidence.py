@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import evidence
 import evidence_jobs
@@ -64,16 +65,25 @@ def test_all_runs_are_of_methods_that_there_are():
         if isinstance(run, Training):
             assert run.rows % run.learners == 0, run.name
             assert 3 < evidence_jobs.expected_seconds(run) < 600, run.name
+            points = -(-run.steps // evidence_jobs.steps_between_evaluations(run))
+            assert points <= 30, "a record would be large"
 
 
-def test_patterns_choose_claims_and_the_first_ones_come_first():
-    names = list(evidence.groups())
-    assert names[:4] == [*evidence.FIRST[:4]]
+def test_patterns_choose_runs_and_the_longest_come_first():
     alone = evidence.chosen(["adacomp/mnist_cnn*"])
-    assert [run.learners for run in alone] == [1, 8]
-    assert evidence.chosen(["adacomp/mnist_cnn", "adacomp/ratios"])[:2] == alone
+    assert [run.learners for run in alone] == [8, 1]
+    some = evidence.chosen(["methods/digits_8", "adacomp/mnist_cnn", "adacomp/ratios"])
+    assert {*alone} < {*some[:3]}  # claims
+    assert {*some[3:]} == {*methods_table.GROUPS["methods/digits_8"]}
+    for part in (some[:3], some[3:]):
+        seconds = [*map(evidence_jobs.expected_seconds, part)]
+        assert seconds == sorted(seconds, reverse=True)
     assert all(isinstance(run, Encoding) for run in evidence.chosen(["methods/encoding*"]))
     assert evidence.chosen(["adacomp/imagenet"]) == []
+    of_all = evidence.chosen(())
+    assert {*of_all} == {run for runs in evidence.OF_CLAIMS.values() for run in runs} | {
+        run for runs in methods_table.GROUPS.values() for run in runs
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,7 +237,7 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
     assert "holds the results of an earlier run" in invoked(tmp_path, *some).output
     invoked(tmp_path, *some, "--resume")
     assert [run.learners for run in done] == [8] * 6
-    file = evidence_jobs.record_of(tmp_path / "records", evidence.chosen(["adacomp/bins"])[0])
+    file = evidence_jobs.record_of(tmp_path / "records", CLAIMS["adacomp/bins"].runs["dense"])
     file.write_text(json.dumps({**json.loads(file.read_text()), "steps": 5}))
     assert "is of another run" in invoked(tmp_path, *some, "--resume").output
     page = (tmp_path / "docs" / "evidence.md").read_text()
@@ -252,6 +262,36 @@ def test_a_run_in_a_process_of_its_own_leaves_its_record(tmp_path):
     assert written["sent_bytes"] > 0
     assert "cannot be divided equally" in (tmp_path / f"{bad.name}.log").read_text()
     assert sorted(told) == told
+    assert [file.name for file in tmp_path.glob("*") if file.suffix != ".json"] == [
+        f"{bad.name}.log"
+    ]
+
+
+def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
+    started = []
+
+    class Process:
+        exitcode = 0
+
+        def __init__(self, target, args, name):
+            self.run = args[0]
+            self.sentinel = len(started)
+
+        def start(self):
+            started.append(self.run)
+
+        def join(self):
+            pass
+
+    clock = iter(range(0, 10_000, 10))  # 10 seconds for all that is looked at
+    context = types.SimpleNamespace(Process=Process)
+    monkeypatch.setattr(evidence_jobs, "_preloaded", lambda threads: context)
+    monkeypatch.setattr(evidence_jobs.connection, "wait", lambda running, timeout: running)
+    monkeypatch.setattr(evidence_jobs.time, "monotonic", lambda: next(clock))
+    long, short = (Training("digits", 8, 0, steps) for steps in (20_000, 22))
+    pool = evidence_jobs.Pool(tmp_path, 1, 1, lambda done: None)
+    ended = [run for run, _ in pool.run_all([long, short], 60)]
+    assert ended == started == [short, long]
 
 
 @pytest.mark.parametrize(
