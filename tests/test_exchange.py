@@ -22,6 +22,7 @@ from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.groups import notices
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.tf_config import make_tf_config
 
 WHOLE = AdaComp(dict.fromkeys(["dense", "vector", "embedding"]))
 
@@ -395,6 +396,17 @@ def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_st
         for _ in range(2):
             step([ones(1)] * replicas)
         assert len(said) == restores
+
+
+@pytest.mark.parametrize(("worker", "times"), [(0, 1), (1, 0)])
+def test_of_several_workers_only_the_chief_tells_of_lost_residuals(monkeypatch, worker, times):
+    said = told_of_lost_residuals(monkeypatch)
+    exchanging = Exchanging(1, compressor=NoCompression())
+    exchanging.exchange.facts.residual_waits.assign([True, False])
+    monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], worker))
+    exchanging.exchange.flush(ones(1), exchanging.variables)
+    assert len(said) == times
+    assert not any(exchanging.exchange.facts.residual_waits.numpy())
 
 
 def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close, of_adam, rounding
 from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp.tf_config import make_tf_config
 
 SHAPES = {"a": (20, 3), "b": (20, 3)}
 PATHS = list(SHAPES)
@@ -407,13 +408,19 @@ def test_velocities_are_divided_and_multiplied_as_gradients_are():
     check_step_without_gradients(on, on.resumed(2, adam, method, precondition=None), root)
 
 
-def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(caplog):
+def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(caplog, monkeypatch):
     method = gc.compressors.TopK(density=0.05, momentum=0.9)
     job = Job(2, adam, method)
     job.train(range(3))
     other = job.resumed(2, sgd, method)
-    assert "cannot use: moments_taken, residual, second_moment, velocity" in caplog.text
+    message = "cannot use: moments_taken, residual, second_moment, velocity"
+    assert message in caplog.text
     assert not np.any(of_each(other, "velocity"))
+    for worker in (1, 0):  # of two workers, the chief warns
+        caplog.clear()
+        monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], worker))
+        job.resumed(2, sgd, method)
+        assert (message in caplog.text) == (worker == 0)
 
 
 @pytest.mark.parametrize("trained_before", [False, True])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver, InnerState
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
@@ -34,20 +35,21 @@ Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[], bool]) -> None:
-    """Warns in a step that finds residuals restored for a method that keeps none.
+    """Warns on the chief, in a step that finds residuals restored for a method that keeps none.
 
     `warned` returns whether the user was warned when the file was loaded.
     """
     if RESIDUAL in setup.variables.state:
         return
     waits = setup.group.local(setup.variables.facts.residual_waits, local_replica)
+    warns = local_replica == 0 and is_chief()
 
     def log() -> None:
         if not warned():
             _LOG.warning(_LOST, setup.compressor)
 
     def warn() -> None:
-        if local_replica == 0:
+        if warns:
             tf.numpy_function(log, [], [])
         waits.assign(tf.zeros_like(waits))
 

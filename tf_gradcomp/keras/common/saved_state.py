@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -44,6 +45,12 @@ _DIVIDED = (
 )
 
 
+def _warn(message: str, *values: object) -> None:
+    """Warns on the chief alone, because all workers load the same file."""
+    if is_chief():
+        _LOG.warning(message, *values)
+
+
 def check_not_divided(store: Any, optimizer: Any) -> None:
     """Refuses a file with momentums of divided gradients, which do not fit the optimizer."""
     if "moments_taken" in store and np.any(store["moments_taken"]):
@@ -53,7 +60,7 @@ def check_not_divided(store: Any, optimizer: Any) -> None:
 def tell_if_empty(store: Any) -> None:
     """Warns of a file that has only the weights of a model."""
     if not store.keys():
-        _LOG.warning(_NOTHING)
+        _warn(_NOTHING)
 
 
 def own_state(exchange: GradientExchange) -> dict[str, Any]:
@@ -90,11 +97,11 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     """
     if not state:
         if store.keys():
-            _LOG.warning(_NOT_BUILT)
+            _warn(_NOT_BUILT)
         return
     of_each = "residual_waits"
     if of_each in store and len(store[of_each]) != len(exchange.specs):
-        _LOG.warning(_OF_OTHERS, len(store[of_each]), len(exchange.specs))
+        _warn(_OF_OTHERS, len(store[of_each]), len(exchange.specs))
         return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
@@ -109,7 +116,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.warned_of_lost_residuals = RESIDUAL in left
     if left:
-        _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
+        _warn(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros
         value = np.asarray(store[name] if name in taken else fresh(variable.shape))
