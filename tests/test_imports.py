@@ -14,6 +14,7 @@ ROOT = Path(tf_gradcomp.__file__).parent
 ROOMS = [
     "ops",
     "environment",
+    "stall_reports",
     "tf_config",
     "horovod_here",
     "tf_private",

@@ -17,6 +17,7 @@ import pytest
 import tf_gradcomp
 from tests.workers import PYTHON, server
 from tf_gradcomp.cli.run import program_command
+from tf_gradcomp.stall_reports import continues, waits
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C, and nohup the end of
 # the terminal; undo that.
@@ -146,6 +147,23 @@ def test_output_of_the_chief_alone(program):
     # Of the one that failed the last lines are shown all the same.
     assert "[worker 1] cause 1\n" in done.stderr
     assert "out 1" not in done.stdout + done.stderr
+
+
+def test_reports_of_workers_that_wait_are_shown_beside_the_chief(program):
+    path = program(f"""
+        if index == 1:
+            import logging
+            logging.basicConfig(format="%(asctime)s %(message)s")
+            for line in {[waits(30, 0), waits(1e6, 7), continues(41.6), "Waiting for 3 files."]}:
+                logging.warning("%s Worker 0", line)
+    """)
+    done = gradcomp("run", "-n", "2", "--output", "chief", path)
+    assert [line.partition(",")[2].partition(" ")[2] for line in done.stderr.splitlines()] == [
+        "Waiting for 30 seconds, before the first step. Worker 0",
+        "Waiting for 1e+06 seconds, in step 7. Worker 0",
+        "Continues after 42 seconds. Worker 0",
+    ]
+    assert all(line.startswith("[worker 1] ") for line in done.stderr.splitlines())
 
 
 def test_all_after_the_program_is_the_programs_own(program):

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tf_gradcomp.cli.quiet import Quiet
+from tf_gradcomp.stall_reports import is_report
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _REDRAWS_PER_SECOND = 10
@@ -122,8 +123,11 @@ class WorkerOutput:
             self._live.stop()
 
     def line(self, worker: int, stream: str, text: str) -> None:
-        """Prints a line of a worker's output, to the same stream as the worker."""
-        if self._hides(worker):
+        """Prints a line of a worker's output, to the same stream as the worker.
+
+        A worker that is late does not say so itself, so no report of a worker that waits is hidden.
+        """
+        if self._hides(worker) and not is_report(text):
             return
         if self._quiet and stream == "stderr" and not self._quiet.shows(worker, text):
             return

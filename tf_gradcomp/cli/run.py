@@ -58,7 +58,7 @@ from tf_gradcomp.launch import (
     default="all",
     show_default=True,
     help="Show the output of all workers, or only of worker 0. The last lines of a worker that "
-    "fails are always shown.",
+    "fails, and warnings of workers that wait for others, are always shown.",
 )
 @click.option(
     "-v",

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_gradcomp import tf_private_files
 from tf_gradcomp.groups.notices import warn_user
 from tf_gradcomp.groups.progress import Position, Progress
+from tf_gradcomp.stall_reports import continues, step_name, waits
 
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
 _LOOKS_OF_A_STALL = 10
@@ -191,7 +192,7 @@ class Watchdog:
 
     def _note_progress(self) -> None:
         if self._warned:
-            warn_user(f"Continues after {self._waited:.0f} seconds.")
+            warn_user(continues(self._waited))
         if self._waited:
             self._post()
         self._waited, self._first_reports = 0.0, []
@@ -220,7 +221,7 @@ class Watchdog:
             if now is None or then is None or now == then:
                 late.append(self._describe_silent(worker))
             else:
-                where = _where(now.position)
+                where = step_name(now.position.steps)
                 late.append(f"{self._names[worker]} has not arrived: it runs, {where}.")
         return late
 
@@ -235,16 +236,11 @@ class Watchdog:
             self._warned_of_network = True
             late = ["All workers have arrived: the network is slow or cut."]
         self._warned = True
-        waited = f"Waiting for {self._seconds:g} seconds, {_where(self._position)}."
-        warn_user(" ".join([waited, *late]))
+        warn_user(" ".join([waits(self._seconds, self._position.steps), *late]))
 
 
 def _key(worker: int) -> str:
     return f"gradcomp/position/{worker}"
-
-
-def _where(position: Position) -> str:
-    return f"in step {position.steps}" if position.steps else "before the first step"
 
 
 def _process_state(address: str) -> str:
