@@ -400,7 +400,7 @@ def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_st
 
 @pytest.mark.parametrize(("worker", "times"), [(0, 1), (1, 0)])
 def test_of_several_workers_only_the_chief_tells_of_lost_residuals(monkeypatch, worker, times):
-    said = told_of_lost_residuals(monkeypatch)
+    said = warned_of_lost_residuals(monkeypatch)
     exchanging = Exchanging(1, compressor=NoCompression())
     exchanging.exchange.facts.residual_waits.assign([True, False])
     monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], worker))

@@ -24,8 +24,8 @@ import os, pathlib, subprocess, sys, threading
 if host == "-G":
     print("hostname", command.rpartition("@")[2])
     sys.exit()
-if host == "nowhere":
-    print("ssh: connect to host nowhere port 22: Connection refused", file=sys.stderr)
+if host == "nowhere" or pathlib.Path(__file__).with_name(f"away-{{host}}").exists():
+    print(f"ssh: connect to host {{host}} port 22: Connection refused", file=sys.stderr)
     sys.exit(255)
 if host == "bare":
     command = "exec /no/python"
@@ -215,7 +215,7 @@ def test_the_first_message_names_everything_that_hosts_lack(program, ssh, tmp_pa
 def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811
     done = gradcomp("run", "-H", "host1", program(""), env={"PATH": "/nowhere"})
     assert done.returncode == 1
-    assert done.stderr.endswith("on\nother hosts, because there is no ssh here\n")
+    assert done.stderr.endswith("on\nhost1: there is no ssh here\n")
 
 
 def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
@@ -245,8 +245,11 @@ def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
     ("args", "message"),
     [
         (["-H", "host1", "-n", "2"], "Leave out -n: -H says how many workers each host has"),
-        (["-H", "host1", "--horovod"], "Leave out --horovod: horovodrun -H"),
-        (["-H", "host1", "--gpus-per-worker", "1"], "Leave out --gpus-per-worker"),
+        (["-H", "host1", "--horovod"], "Leave out --horovod: start ranks of Horovod on hosts by"),
+        (
+            ["-H", "host1", "--gpus-per-worker", "1"],
+            "Leave out --gpus-per-worker: start one worker on each host",
+        ),
         (["-H", "host1:0"], "expected hosts and numbers of workers"),
         (["-H", "host1,,host2"], "received ''"),
         (["-H", "localhost,host2"], "localhost is another machine on each host"),

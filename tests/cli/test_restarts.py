@@ -74,7 +74,7 @@ def test_two_runs_without_a_save_end_the_job_with_the_first_reason(program, tmp_
     done = run(program, tmp_path, "sys.exit(10 + runs)", "--max-restarts", "9")
     assert done.returncode == 10
     assert json.loads(done.stdout)["restarts"] == 1
-    assert "two runs in a row died without a save" in done.stderr
+    assert "two runs died without a save between them" in done.stderr
 
 
 def test_a_run_that_saves_forgives_the_run_before(program, tmp_path):  # noqa: F811

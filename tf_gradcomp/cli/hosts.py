@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from tf_gradcomp.launch import Host, HostsError, Placed, parse_hosts, place_workers
+from tf_gradcomp.launch import Host, Survey, parse_hosts, survey_hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +28,11 @@ class Hosts:
         """Returns the number of workers on the host that has most."""
         return max(host.workers for host in self.hosts)
 
-    def place(self, program: str, module: bool) -> Placed:
-        """Surveys the hosts, and gives each worker an address."""
-        try:
-            return place_workers(
-                self.hosts, program, module=module, forward=list(self.values), env=self.values
-            )
-        except HostsError as error:
-            raise click.ClickException(f"workers cannot be started on\n{error}") from error
+    def survey(self, program: str, module: bool) -> Survey:
+        """Checks which hosts can run the program."""
+        return survey_hosts(
+            self.hosts, program, module=module, forward=list(self.values), env=self.values
+        )
 
 
 def hosts_of(
@@ -52,8 +49,12 @@ def hosts_of(
         return None
     for given, option, instead in (
         (workers, "-n", "-H says how many workers each host has, as in host1:2"),
-        (horovod, "--horovod", "horovodrun -H starts ranks of Horovod on hosts"),
-        (gpus_per_worker, "--gpus-per-worker", "a worker takes all GPUs of its host"),
+        (horovod, "--horovod", "start ranks of Horovod on hosts by horovodrun --gloo -H"),
+        (
+            gpus_per_worker,
+            "--gpus-per-worker",
+            "start one worker on each host, as in host1,host2; it takes all GPUs of its host",
+        ),
     ):
         if given:
             raise click.UsageError(f"Leave out {option}: {instead}.")

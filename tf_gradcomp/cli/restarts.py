@@ -6,65 +6,172 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
 from tf_gradcomp.cli.job import report_end
 from tf_gradcomp.environment import SAVES
-from tf_gradcomp.launch import JobResult
+from tf_gradcomp.launch import JobResult, Rank, Slots, Survey
 
-Run = Callable[[float | None, Mapping[str, str]], JobResult]
+Run = Callable[[Sequence[int], Survey | None, float | None, Mapping[str, str]], JobResult]
+"""Runs a job once: in some slots, on surveyed hosts, for at most a number of seconds, with more
+environment variables."""
 
 
-def run_restarting(
-    run: Run, most: int, timeout: float | None = None, *, shown_tails: bool
-) -> tuple[JobResult, int]:
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The end of a job."""
+
+    result: JobResult  # of the last run, or of the first of two runs that died in the same way
+    runs: Sequence[tuple[Sequence[int], JobResult]]  # each with the slots of its workers
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the end and all runs, JSON-serializable."""
+        runs = [
+            {"slots": list(slots), **{key: run.as_dict()[key] for key in _OF_EACH_RUN}}
+            for slots, run in self.runs
+        ]
+        return {**self.result.as_dict(), "restarts": len(runs) - 1, "runs": runs}
+
+
+_OF_EACH_RUN = ("exit_code", "first_failure")
+
+
+class Restarts:
     """Runs a job, and runs it again when a worker has died.
 
-    After two consecutive runs without a save, the job is not restarted: it would die again.
-
     Args:
-        run: Runs the job once, for at most a number of seconds, with additional environment
-            variables.
+        run: Runs the job once.
+        slots: Decides who takes part in a run.
+        survey: Looks at the hosts before a run; None without hosts.
         most: The maximum number of restarts.
         timeout: The number of seconds that all runs together may take.
         shown_tails: As for `report_end`.
-
-    Returns:
-        The result to report, of the last run or of the first of two runs without a save; and the
-        number of restarts.
     """
-    if most == 0:
-        return run(timeout, {}), 0
-    started = time.monotonic()
-    restarts = 0
-    without_progress: JobResult | None = None
-    with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
-        while True:
-            saved = os.stat(saves.name).st_size
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
-            result = run(left, {SAVES: saves.name})
-            if result.timed_out is not None:
-                result = dataclasses.replace(result, timed_out=timeout)
-            if not _died(result):
-                return result, restarts
-            if os.stat(saves.name).st_size > saved:
-                without_progress = None
-            elif without_progress is not None:
-                _print_notice(
-                    "two runs in a row died without a save, so another run would die, too."
-                )
-                return without_progress, restarts
-            else:
-                without_progress = result
-            if restarts == most:
-                _print_notice(f"--max-restarts allows only {most}.")
-                return result, restarts
-            report_end(result, shown_tails=shown_tails)
-            restarts += 1
-            nothing = "" if os.stat(saves.name).st_size else ", from zero: nothing has been saved"
-            _print_notice(f"restart {restarts} of {most}{nothing}.")
+
+    def __init__(
+        self,
+        run: Run,
+        slots: Slots,
+        survey: Callable[[], Survey] | None,
+        most: int,
+        timeout: float | None,
+        *,
+        shown_tails: bool,
+    ) -> None:
+        self._run_once = run
+        self._slots = slots
+        self._survey = survey
+        self._most = most
+        self._timeout = timeout
+        self._shown_tails = shown_tails
+        self._runs: list[tuple[Sequence[int], JobResult]] = []
+        self._used: Sequence[int] = range(slots.number)
+        self._hosts: Survey | None = None
+
+    def run(self) -> Ended:
+        """Runs the job until it has ended for good."""
+        if self._survey:
+            self._hosts = self._survey()
+            if self._hosts.problems:
+                problems = "\n".join(self._hosts.problems)
+                raise click.ClickException(f"workers cannot be started on\n{problems}")
+        if self._most == 0:
+            result = self._run_once(self._used, self._hosts, self._timeout, {})
+            return Ended(result, [(self._used, result)])
+        started = time.monotonic()
+        with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
+            while True:
+                left = self._timeout
+                if left is not None:
+                    left = max(0.0, left - (time.monotonic() - started))
+                saved = self._run_noting(saves.name, left)
+                try:
+                    end = self._after(saved, saves.name)
+                except KeyboardInterrupt:  # while hosts are surveyed
+                    _print_notice("no restart: stopped by SIGINT.")
+                    end = self._runs[-1][1]
+                if end is not None:
+                    return Ended(end, self._runs)
+
+    def _run_noting(self, saves: str, left: float | None) -> bool:
+        """Runs the job once; returns whether it has saved."""
+        saved = os.stat(saves).st_size
+        result = self._run_once(self._used, self._hosts, left, {SAVES: saves})
+        if result.timed_out is not None:
+            result = dataclasses.replace(result, timed_out=self._timeout)
+        self._runs.append((self._used, result))
+        return os.stat(saves).st_size > saved
+
+    def _after(self, saved: bool, saves: str) -> JobResult | None:
+        """Returns the end to report after a run, or prepares the next run."""
+        used, result = self._runs[-1]
+        if not _died(result):
+            return result
+        left_out, first = None, None
+        if saved:
+            self._slots.forgive(used)
+        else:
+            left_out, first = self._slots.blame(result, used)
+        if first is not None:
+            _print_notice(
+                "two runs died without a save between them, so another run would die, too."
+            )
+            return first
+        if len(self._runs) > self._most:
+            _print_notice(f"--max-restarts allows only {self._most}.")
+            return result
+        report_end(result, shown_tails=self._shown_tails)
+        if left_out is not None:
+            _print_notice(
+                f"slot {left_out} is left out until the other workers have saved: its worker died "
+                "first in two runs, without a save between them."
+            )
+        nothing = "" if os.stat(saves).st_size else ", from zero: nothing has been saved"
+        return None if self._can_go_on(nothing) else result
+
+    def _can_go_on(self, nothing: str) -> bool:
+        """Chooses the slots of the next run; returns whether they are enough."""
+        every, least = self._slots.number, self._slots.least
+        present: Sequence[int] = range(every)
+        if self._survey:
+            self._hosts = self._survey()
+            present = [*self._hosts.slots]
+            for problem in self._hosts.problems:
+                _print_notice(f"no worker can be started on {problem}")
+        before, self._used = self._used, self._slots.usable(present)
+        count = f"{len(self._used)} of {every} workers"
+        if len(self._used) < least:
+            _print_notice(f"no restart: {count} could start, and the job needs {least}.")
+            return False
+        changed = list(before) != self._used
+        where = f", with {count}, in slots {', '.join(map(str, self._used))}" if changed else ""
+        _print_notice(f"restart {len(self._runs)} of {self._most}{where}{nothing}.")
+        return True
+
+
+def check_restarts(place: Rank | None, workers: int, most: int, least: int | None) -> None:
+    """Refuses `--max-restarts` and `--min-workers` where they cannot be obeyed."""
+    if place is not None and (most or least is not None):
+        raise click.UsageError(
+            f"{place.scheduler} has started this process, and ends all workers when one fails: "
+            "leave out --max-restarts and --min-workers, and have the scheduler start the whole "
+            "job again, as Slurm does by scontrol requeue."
+        )
+    if least is None:
+        return
+    if not most:
+        raise click.UsageError(
+            "--min-workers says with how many workers the job may be started again: give "
+            "--max-restarts, too."
+        )
+    if least > workers:
+        raise click.UsageError(
+            f"--min-workers {least} is more than the {workers} of the job; expected at most "
+            f"{workers}."
+        )
 
 
 def _died(result: JobResult) -> bool:

@@ -13,11 +13,13 @@ import click
 from tf_gradcomp.cli.hosts import hosts_of
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
-from tf_gradcomp.cli.restarts import run_restarting
+from tf_gradcomp.cli.restarts import Ended, Restarts, check_restarts
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
 from tf_gradcomp.launch import (
     JobResult,
     Rank,
+    Slots,
+    Survey,
     gpus_of_workers,
     horovod_ranks,
     scheduled,
@@ -91,6 +93,13 @@ from tf_gradcomp.launch import (
     "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
+    "--min-workers",
+    type=click.IntRange(min=1),
+    metavar="M",
+    help="Start the job again with fewer workers, but at least M, when a host cannot be reached or "
+    "a worker dies again and again. A worker that was left out joins at a later restart.",
+)
+@click.option(
     "--heartbeat-timeout",
     type=Seconds(min=1),
     metavar="SECONDS",
@@ -147,6 +156,7 @@ def run(
     grace: float,
     timeout: float | None,
     max_restarts: int,
+    min_workers: int | None,
     heartbeat_timeout: float | None,
     stall_after: float | None,
     threads_per_worker: int | str | None,
@@ -178,11 +188,11 @@ def run(
     _refuse_nested_start()
     place = scheduled()
     check_scheduled(place, workers, horovod, gpus_per_worker is not None, hosts is not None)
-    _check_restarts(place, max_restarts)
     there = hosts_of(hosts, export, workers, horovod, gpus_per_worker)
     if there:
         workers = there.workers
     workers = 1 if place else _given(workers, args)
+    check_restarts(place, workers, max_restarts, min_workers)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
     on_one = there.most_on_one if there else workers
@@ -197,32 +207,42 @@ def run(
         env[STALL_AFTER] = f"{stall_after:g}"
     shown_tails = output == "all"
 
-    def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
-        every = {**env, **more}
-        if place:
-            return run_rank(
-                place, command, every, output, grace, left, all_to_stderr=as_json, verbose=verbose
-            )
-        with _ranks(workers) if horovod else nullcontext() as ranks:
+    def run_once(
+        slots: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
+    ) -> JobResult:
+        with _ranks(len(slots)) if horovod else nullcontext() as ranks:
             return run_job(
                 command,
-                workers,
-                every,
+                len(slots),
+                {**env, **more},
                 output,
                 grace,
                 left,
-                ranks or gpus,
-                placed=there.place(program, module) if there else None,
+                ranks or (gpus and [gpus[slot] for slot in slots]),
+                placed=survey.placed(slots) if survey else None,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
 
-    result, restarts = run_restarting(run_once, max_restarts, timeout, shown_tails=shown_tails)
-    report_end(result, shown_tails=shown_tails)
+    if place:
+        result = run_rank(
+            place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose
+        )
+        ended = Ended(result, [([place.rank], result)])
+    else:
+        ended = Restarts(
+            run_once,
+            Slots(workers, min_workers or workers),
+            (lambda: there.survey(program, module)) if there else None,
+            max_restarts,
+            timeout,
+            shown_tails=shown_tails,
+        ).run()
+    report_end(ended.result, shown_tails=shown_tails)
     if as_json:
-        print_json({**result.as_dict(), "restarts": restarts})
-    sys.exit(result.exit_code)
+        print_json(ended.as_dict())
+    sys.exit(ended.result.exit_code)
 
 
 def check_scheduled(
@@ -249,15 +269,6 @@ def check_scheduled(
         raise click.UsageError(
             f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
             "python."
-        )
-
-
-def _check_restarts(place: Rank | None, most: int) -> None:
-    if place is not None and most:
-        raise click.UsageError(
-            f"{place.scheduler} has started this process, and ends all workers when one fails: "
-            "leave out --max-restarts, and have the scheduler start the whole job again, as Slurm "
-            "does by scontrol requeue."
         )
 
 

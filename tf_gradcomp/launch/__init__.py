@@ -5,23 +5,25 @@ Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 
 from tf_gradcomp.launch.gpus import gpus_of_workers
 from tf_gradcomp.launch.horovod_ranks import horovod_ranks
-from tf_gradcomp.launch.hosts import Host, HostsError, Placed, parse_hosts, place_workers
+from tf_gradcomp.launch.hosts import Host, Placed, Survey, parse_hosts, survey_hosts
 from tf_gradcomp.launch.job import LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
 from tf_gradcomp.launch.scheduler import Rank, addresses_of_all, scheduled
+from tf_gradcomp.launch.slots import Slots
 
 __all__ = [
     "Host",
-    "HostsError",
     "JobResult",
     "LocalJob",
     "Placed",
     "Rank",
+    "Slots",
+    "Survey",
     "WorkerEnd",
     "addresses_of_all",
     "gpus_of_workers",
     "horovod_ranks",
     "parse_hosts",
-    "place_workers",
     "scheduled",
+    "survey_hosts",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -31,10 +32,6 @@ _SSH = (
 _LONGEST_SURVEY = 60.0  # seconds
 _HOST = re.compile(r"(?P<name>(?:[^\s@]+@)?(?:\[[^\]]+\]|[^\s:@\[\]]+))(?::(?P<workers>\d+))?")
 _NO_COMMAND = (126, 127)  # exit codes of a shell
-
-
-class HostsError(RuntimeError):
-    """Some hosts cannot run workers; the message has a reason for each of these hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +141,31 @@ class Placed:
         return prefixes
 
 
-def place_workers(
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """The hosts that can run workers, and the problems of the other hosts."""
+
+    slots: Mapping[int, tuple[Host, str]]  # the host and the address of each slot
+    problems: Sequence[str]  # one line for each host that has a problem
+    folder: str
+    forward: Sequence[str]
+
+    def placed(self, slots: Sequence[int]) -> Placed:
+        """Returns the workers in some slots, numbered from 0."""
+        hosts = [self.slots[slot][0] for slot in slots]
+        addresses = [self.slots[slot][1] for slot in slots]
+        return Placed(hosts, addresses, self.folder, self.forward)
+
+
+def survey_hosts(
     hosts: Sequence[Host],
     program: str,
     *,
     module: bool,
     forward: Sequence[str],
     env: Mapping[str, str] = os.environ,
-) -> Placed:
-    """Checks that all hosts can run the program, and gives each worker an address.
+) -> Survey:
+    """Checks which hosts can run the program, and gives each of their slots an address.
 
     Args:
         hosts: The hosts.
@@ -160,9 +173,6 @@ def place_workers(
         module: Whether `program` is the name of a module.
         forward: Environment variables that workers inherit from the launcher.
         env: The launcher's environment variables.
-
-    Raises:
-        HostsError: If a host cannot be reached, or lacks the program or the Python environment.
     """
     path = env.get("PYTHONPATH", "") if "PYTHONPATH" in forward else ""
     folder = os.getcwd()
@@ -173,22 +183,23 @@ def place_workers(
         "module": program if module else None,
         "python_path": path.split(os.pathsep) if path else [],
     }
-    answers = list(zip(hosts, _survey(hosts, request), strict=True))
-    problems = [f"{host.name}: {one['problem']}" for host, one in answers if one["problem"]]
-    if problems:
-        raise HostsError("\n".join(problems))
-    places = [(host, port) for host, one in answers for port in one["ports"]]
-    addresses = [f"{host.address}:{port}" for host, port in places]
-    return Placed([host for host, _ in places], addresses, folder, forward)
+    numbers = itertools.count()
+    slots: dict[int, tuple[Host, str]] = {}
+    problems = []
+    for host, answer in zip(hosts, _query(hosts, request), strict=True):
+        of_host = [next(numbers) for _ in range(host.workers)]
+        if answer["problem"]:
+            problems.append(f"{host.name}: {answer['problem']}")
+            continue
+        for slot, port in zip(of_host, answer["ports"], strict=True):
+            slots[slot] = host, f"{host.address}:{port}"
+    return Survey(slots, problems, folder, forward)
 
 
-def _survey(hosts: Sequence[Host], request: dict[str, Any]) -> list[dict[str, Any]]:
+def _query(hosts: Sequence[Host], request: dict[str, Any]) -> list[dict[str, Any]]:
     """Queries all hosts at the same time; returns each host's problem, or its free ports."""
     with contextlib.ExitStack() as stack:
-        try:
-            queries = [stack.enter_context(_HostQuery(host, request)) for host in hosts]
-        except FileNotFoundError as error:
-            raise HostsError(f"other hosts, because there is no {error.filename} here") from error
+        queries = [stack.enter_context(_HostQuery(host, request)) for host in hosts]
         until = time.monotonic() + _LONGEST_SURVEY
         return [one.answer(until) for one in queries]
 
@@ -198,23 +209,29 @@ class _HostQuery:
 
     def __init__(self, host: Host, request: dict[str, Any]) -> None:
         self._query = program_text() + json.dumps({**request, "workers": host.workers}).encode()
-        self._process = subprocess.Popen(
-            host.connect,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._client = host.connect[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._process = subprocess.Popen(
+                host.connect,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
 
     def __enter__(self) -> _HostQuery:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
     def answer(self, until: float) -> dict[str, Any]:
         """Returns the host's answer; waits for it until the time `until`."""
+        if self._process is None:
+            return {"problem": f"there is no {self._client} here"}
         try:
             output, errors = self._process.communicate(
                 self._query + b"\n", max(0, until - time.monotonic())

@@ -55,6 +55,10 @@ class WorkerEnd:
         """True if this worker's error reports the loss of another worker."""
         return bool(_LOST_OTHERS.search(self.error))
 
+    def raised_as(self, other: WorkerEnd) -> bool:
+        """Returns whether both ended by the same Python exception, apart from numbers."""
+        return TRACEBACK in self.stderr_tail and _manner(self) == _manner(other)
+
     @property
     def error(self) -> str:
         """The line of the worker's stderr that best explains its failure; empty if none does."""
