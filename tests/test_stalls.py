@@ -42,7 +42,7 @@ class Workers:
 
     def turn(self, *numbers):
         for number in numbers:
-            self.progress[number].turn([])
+            self.progress[number].count_event([])
 
     def look(self, times, paused=()):
         for _ in range(times):

@@ -173,7 +173,7 @@ def _names(ends: Sequence[WorkerEnd]) -> str:
 
 def _early_exit_lines(first: WorkerEnd, early: Sequence[WorkerEnd]) -> list[str]:
     return [
-        f"worker {end.index} early first, after {end.seconds:.1f} s, without an error, and worker "
+        f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and worker "
         f"{first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
         for end in early
     ]
