@@ -1,4 +1,4 @@
-"""Which workers take part in the next run of a job, after one of them has died."""
+"""Slots for the next run of a job, after one of its workers has died."""
 
 import pytest
 
