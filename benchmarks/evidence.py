@@ -31,12 +31,12 @@ import evidence_page
 import lag
 import simulated
 from claims import CLAIMS
-from evidence_jobs import Pool, Run, expected_seconds, record_of
+from evidence_jobs import WORK, Run
 from methods_table import GROUPS
 from output import show
+from pool import Limits, check_resumed, do_all, pool_options, record_of
 from records import EVIDENCE
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from simulated import Training
 
 from tf_gradcomp.cli.options import results_folder, results_options
@@ -65,7 +65,7 @@ def chosen(only: Sequence[str]) -> list[Run]:
 
     claimed = [run for runs in matching(OF_CLAIMS) for run in runs]
     parts = [claimed, *matching(GROUPS)]
-    ordered = (sorted(part, key=expected_seconds, reverse=True) for part in parts)
+    ordered = (sorted(part, key=WORK.seconds, reverse=True) for part in parts)
     return list(dict.fromkeys(run for part in ordered for run in part))
 
 
@@ -92,46 +92,6 @@ def command(only: Sequence[str]) -> str:
     return shlex.join(["python", "benchmarks/evidence.py", *patterns, "--resume"])
 
 
-def _check_resumed(folder: Path, runs: Sequence[Run]) -> None:
-    """Refuses records that other code of this program has left under the same name."""
-    for run in runs:
-        file = record_of(folder, run)
-        if file.exists():
-            record, wanted = json.loads(file.read_text()), dataclasses.asdict(run)
-            if {key: record.get(key) for key in wanted} != wanted:
-                raise click.UsageError(
-                    f"'{file}' cannot be taken by --resume: it is of another run than "
-                    f"{wanted}; delete it, or give another folder by --results."
-                )
-
-
-def _do(runs: Sequence[Run], folder: Path, jobs: int, threads: int, minutes: float | None) -> int:
-    """Does all runs, and shows how far they are; returns how many failed."""
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console) as bar:
-        whole = bar.add_task("runs", total=sum(map(expected_seconds, runs)))
-        pool = Pool(folder, jobs, threads, lambda done: bar.update(whole, completed=done))
-        ended = failed = 0
-        for run, good in pool.run_all(runs, 60 * minutes if minutes else None):
-            ended += 1
-            failed += not good
-            bar.update(whole, description=f"{ended} of {len(runs)} runs")
-            console.print(f"{ended} of {len(runs)}: {run.name}: {_said(folder, run, good)}")
-    if ended < len(runs):
-        console.print(f"{len(runs) - ended} runs have not ended: --resume does them.")
-    return failed
-
-
-def _said(folder: Path, run: Run, good: bool) -> str:
-    if not good:
-        return f"failed, see {folder / run.name}.log"
-    record = json.loads(record_of(folder, run).read_text())
-    if isinstance(run, Training):
-        return f"{record['quality']:.3f}, {record['seconds']:.0f} s"
-    return f"{record['encode_ms']:.1f} and {record['decode_ms']:.1f} ms"
-
-
 def _write(found: evidence_page.Records, folder: Path) -> list[Path]:
     """Writes the pages and the plot of records; returns the files."""
     import methods_plot  # needs matplotlib, which the runs do not
@@ -152,14 +112,7 @@ _ONLY = 'Only claims whose name matches, such as "adacomp/*". Give it several ti
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--only", multiple=True, metavar="PATTERN", help=_ONLY)
 @click.option("--seeds", default=1, type=click.IntRange(1, MOST_SEEDS), help="How many: 0, 1, ...")
-@click.option("--jobs", default=1, type=click.IntRange(min=1), help="How many runs at once.")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    show_default="the cores, shared out among the jobs",
-    help="Of each run.",
-)
-@click.option("--minutes", type=float, help="Stop after so many; what has not ended is left out.")
+@pool_options
 @click.option("--short", is_flag=True, help="Only compare a short training with recorded ones.")
 @click.option("--resume", is_flag=True, help="Take records that are there already.")
 @click.option("--page-only", is_flag=True, help="Do no runs; write the pages.")
@@ -189,13 +142,12 @@ def main(
     wanted = list(with_seeds(chosen(only), seeds))
     files = [] if resume or page_only else [record_of(Path(), run).name for run in wanted]
     folder = results_folder(results, files, overwrite or resume)
-    _check_resumed(folder, wanted)
+    check_resumed(folder, wanted, "--resume")
     missing = [run for run in wanted if not record_of(folder, run).exists()]
     failed = 0
     if missing and not page_only:
         simulated.check_data({run.task for run in missing if isinstance(run, Training)})
-        threads = threads or max(1, (os.cpu_count() or 1) // jobs)
-        failed = _do(missing, folder, jobs, threads, minutes)
+        failed = do_all(missing, folder, WORK, Limits(jobs, threads, minutes), "--resume")
     found = records(folder)
     written = _write(found, docs)
     show(Console(), evidence_page.summary(found), written)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from output import spread
 from trainings import Task
 
 DENSE = "dense"  # name of the training that the others are compared with
 WITHIN = 0.01
 
 Record: TypeAlias = dict[str, Any]
+_KIND = ("task", "dense_steps", "learners", "training")
+_SETTINGS = ("steps", "outer", "compressor", "warmup_steps", "batch", "rate")
+
+
+def read(folder: Path) -> list[Record]:
+    """Returns the records in a folder."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
 
 
 def fewer_bytes(record: Record) -> tuple[float, float]:
@@ -28,35 +38,30 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
 
     Args:
         records: Those of all runs.
-        readings: How to read the quality, by task.
+        readings: How to read the quality, by task; rows have the tasks in this order.
     """
-    dense = {(r["task"], r["seed"]): r["quality"] for r in records if r["training"] == DENSE}
-    kinds: dict[tuple[str, int, str], list[Record]] = {}
-    for record in records:
-        if (record["task"], record["seed"]) in dense:
-            kind = (record["task"], record["learners"], record["training"])
-            kinds.setdefault(kind, []).append(record)
+    dense = {_of_seed(r): r["quality"] for r in records if r["training"] == DENSE}
+    kinds: dict[tuple, list[Record]] = {}
+    for record in sorted(records, key=lambda one: _place(one, list(readings))):
+        if _of_seed(record) in dense:
+            kinds.setdefault(tuple(record[key] for key in _KIND), []).append(record)
     rows = []
-    for (task, learners, training), same in kinds.items():
-        goals = [dense[task, record["seed"]] for record in same]
-        quality, goal = statistics.mean(r["quality"] for r in same), statistics.mean(goals)
-        gained = [r["quality"] - one for r, one in zip(same, goals, strict=True)]
-        rises = readings[task].rises
+    for same in kinds.values():
+        goals = [dense[_of_seed(record)] for record in same]
+        qualities = [record["quality"] for record in same]
+        quality, goal = statistics.mean(qualities), statistics.mean(goals)
+        rises = readings[same[0]["task"]].rises
         good = quality >= (1 - WITHIN) * goal if rises else quality <= (1 + WITHIN) * goal
         given, sent = (statistics.mean(one) for one in zip(*map(fewer_bytes, same), strict=True))
-        first = same[0]
         rows.append(
             {
-                "task": task,
-                "learners": learners,
-                "training": training,
-                **{key: first[key] for key in ("steps", "compressor", "outer")},
+                **{key: same[0][key] for key in (*_KIND, *_SETTINGS)},
                 "seeds": len(same),
+                "qualities": qualities,
                 "quality": quality,
-                "deviation": statistics.stdev(r["quality"] for r in same) if same[1:] else 0.0,
-                "difference": statistics.mean(gained),
+                "difference": quality - goal,
                 "good": good,
-                "bytes": first["dense_bytes"] / given,
+                "bytes": same[0]["dense_bytes"] / given,
                 "times fewer": given,
                 "times fewer sent": sent,
             }
@@ -64,51 +69,88 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
     return rows
 
 
+def _of_seed(record: Record) -> tuple:
+    return record["task"], record["dense_steps"], record["seed"]
+
+
+def _place(record: Record, tasks: Sequence[str]) -> tuple:
+    """Returns a key that sorts records: dense training first, and rounds by their lengths."""
+    first = tasks.index(record["task"]), record["dense_steps"], record["learners"]
+    return *first, *(record[key] for key in _SETTINGS), record["seed"]
+
+
 def markdown(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
-    """The tables: all trainings of each task, and the longest rounds that are good enough."""
-    parts = [
-        f"**{task}**\n\n{_table([row for row in rows if row['task'] == task], readings[task])}"
-        for task in dict.fromkeys(row["task"] for row in rows)
-    ]
-    return "\n".join([*parts, f"**The longest round within 1 % of dense**\n\n{_longest(rows)}"])
+    """The tables: the longest rounds that are good enough, and all trainings of each task."""
+    parts = [f"**The longest rounds within 1 % of dense training**\n\n{_longest(rows)}"]
+    for task, steps in dict.fromkeys((row["task"], row["dense_steps"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
+        parts.append(f"**{task}, {steps:,} steps**\n\n{_table(own, readings[task])}")
+    return "\n".join(parts)
+
+
+def _named(row: Record) -> str:
+    """Returns a training in words."""
+    parts = [DENSE]
+    if row["steps"] > 1:
+        outer = "mean" if row["outer"] == "average" else "Nesterov"
+        compressor = "uncompressed" if row["compressor"] == "none" else row["compressor"]
+        parts = [f"rounds of {row['steps']}", outer, compressor]
+    parts += [f"{row['warmup_steps']} steps of warm-up"] if row["warmup_steps"] else []
+    parts += [f"batches {row['batch']} times larger"] if row["batch"] > 1 else []
+    parts += [f"rate {row['rate']:.3g} times"] if row["rate"] != 1 else []
+    return ", ".join(parts)
+
+
+def _lines(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
 def _table(rows: Sequence[Record], reading: Task) -> str:
-    lines = [
-        f"| learners | training | seeds | {reading.label} | from dense | within 1 % "
-        "| bytes a step | times fewer | times fewer sent |",
-        "|---|---|---|---|---|---|---|---|---|",
+    head = [
+        *("learners", "training", "seeds", reading.label, "from dense", "within 1 %"),
+        *("bytes a step", "times fewer", "times fewer sent"),
     ]
-    for row in rows:
-        spread = f" ± {row['deviation']:.{reading.digits}f}" if row["seeds"] > 1 else ""
-        cells = [
+    body = [
+        [
             str(row["learners"]) if row["steps"] > 1 else "any",
-            row["training"],
+            _named(row),
             str(row["seeds"]),
-            f"{row['quality']:.{reading.digits}f}{spread}",
+            spread(row["qualities"], reading.digits),
             f"{row['difference']:+.{reading.digits}f}",
             "yes" if row["good"] else "no",
-            f"{row['bytes']:,.0f}",
-            f"{row['times fewer']:,.0f}",
-            f"{row['times fewer sent']:,.0f}",
+            *(f"{row[key]:,.0f}" for key in ("bytes", "times fewer", "times fewer sent")),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        for row in rows
+    ]
+    return _lines(head, body)
 
 
 def _longest(rows: Sequence[Record]) -> str:
     local = [row for row in rows if row["steps"] > 1]
     compressors = list(dict.fromkeys(row["compressor"] for row in local))
-    lines = [
-        "| task | learners | " + " | ".join(f"steps, {name}" for name in compressors) + " |",
-        "|---|---" + "|---" * len(compressors) + "|",
-    ]
-    for task, learners in dict.fromkeys((row["task"], row["learners"]) for row in local):
-        cells = [task, str(learners)]
-        for compressor in compressors:
-            key = (task, learners, compressor)
-            some = [r for r in local if (r["task"], r["learners"], r["compressor"]) == key]
-            good = [row["steps"] for row in some if row["good"]]
-            cells.append(str(max(good)) if good else "none" if some else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    body = []
+    for place in dict.fromkeys(_place_of(row) for row in local):
+        own = [row for row in local if _place_of(row) == place]
+        task, steps, learners = place
+        larger = [row for row in rows if row["batch"] > 1 and _place_of(row) == (task, steps, 1)]
+        body.append(
+            [
+                f"{task}, {steps:,} steps",
+                str(learners),
+                *(_most([r for r in own if r["compressor"] == c], "steps") for c in compressors),
+                _most(larger, "batch"),
+            ]
+        )
+    columns = [f"steps, {'uncompressed' if name == 'none' else name}" for name in compressors]
+    return _lines(["task", "learners", *columns, "larger batch"], body)
+
+
+def _place_of(row: Record) -> tuple[str, int, int]:
+    return row["task"], row["dense_steps"], row["learners"]
+
+
+def _most(rows: Sequence[Record], key: str) -> str:
+    """Returns the largest value of rows that are good enough, of all rows."""
+    good = [row[key] for row in rows if row["good"]]
+    return str(max(good)) if good else "none" if rows else ""

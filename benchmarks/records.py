@@ -14,6 +14,7 @@ FOLDER = Path(__file__).with_name("records")
 NETWORK = FOLDER / "network.json"
 TIMES = FOLDER / "time_to_accuracy.json"
 EVIDENCE = FOLDER / "evidence"  # a file for each run
+LOCAL_STEPS = FOLDER / "local_steps"  # a file for each run
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _KEPT = ("job", "workers", "link", "contender", "counted_bytes", "carried_bytes", "predicted")
 _DIGITS = 5  # more than a measured time has

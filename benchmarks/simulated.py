@@ -140,6 +140,25 @@ WORKLOADS = {
 }
 
 
+START_SECONDS = 4.0  # of a process
+_SECONDS = {  # of a row's gradient, and of a learner's part of a step, on one core
+    "digits": (0.00015, 0.006),
+    "mnist": (0.0008, 0.01),
+    "shakespeare": (0.0015, 0.026),
+    "shakespeare-2layers": (0.003, 0.06),
+    "python": (0.0015, 0.026),
+    "python-small": (0.0004, 0.012),
+    "transformer": (0.004, 0.03),
+}
+
+
+def expected_seconds(training: Training) -> float:
+    """Returns about how long a training takes on one core."""
+    of_row, of_learner = _SECONDS[training.task]
+    each = training.rows * of_row + training.learners * of_learner
+    return START_SECONDS + training.steps * each
+
+
 def check_data(tasks: Iterable[str]) -> None:
     """Refuses tasks whose data is not there.
 

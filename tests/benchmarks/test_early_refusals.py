@@ -40,7 +40,7 @@ PROGRAMS = {
     "local steps": (
         local_steps_accuracy.main,
         ["--only", "digits-*"],
-        "local-steps/digits-4learners-16steps-nesterov-top-k-seed2.json",
+        "digits-704steps-4learners-rounds16-nesterov-top-k-seed2.json",
     ),
     "network": (network.main, [], "tuned/network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
@@ -60,7 +60,7 @@ def _nothing_runs(monkeypatch):
     monkeypatch.setattr(links, "missing", lambda *_: "")
     monkeypatch.setattr(links, "network", run)
     monkeypatch.setattr(layerwise, "trained", run)
-    monkeypatch.setattr(local_steps_accuracy, "train", run)
+    monkeypatch.setattr(local_steps_accuracy, "do_all", run)
     monkeypatch.setattr(network.Bench, "run_all", run)
     monkeypatch.setattr(trainings.Bench, "run_all", run)
 

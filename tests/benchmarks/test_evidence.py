@@ -8,6 +8,7 @@ import evidence
 import evidence_jobs
 import evidence_page
 import methods_table
+import pool
 import pytest
 from claims import CLAIMS
 from claims.claim import CANNOT_RUN, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
@@ -220,14 +221,14 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
         def __init__(self, folder, *_):
             self.folder = folder
 
-        def run_all(self, runs, _seconds):
+        def run_all(self, runs):
             for run in runs:
                 done.append(run)
                 if run.learners == 1:
-                    evidence_jobs.record_of(self.folder, run).write_text(json.dumps(record(run)))
+                    pool.record_of(self.folder, run).write_text(json.dumps(record(run)))
                 yield run, run.learners == 1
 
-    monkeypatch.setattr(evidence, "Pool", Pool)
+    monkeypatch.setattr(pool, "Pool", Pool)
     some = ["--only", "adacomp/bins", "--seeds", "2"]
     first = invoked(tmp_path, *some)
     assert first.exit_code == 1
@@ -237,7 +238,7 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
     assert "holds the results of an earlier run" in invoked(tmp_path, *some).output
     invoked(tmp_path, *some, "--resume")
     assert [run.learners for run in done] == [8] * 6
-    file = evidence_jobs.record_of(tmp_path / "records", CLAIMS["adacomp/bins"].runs["dense"])
+    file = pool.record_of(tmp_path / "records", CLAIMS["adacomp/bins"].runs["dense"])
     file.write_text(json.dumps({**json.loads(file.read_text()), "steps": 5}))
     assert "is of another run" in invoked(tmp_path, *some, "--resume").output
     page = (tmp_path / "docs" / "evidence.md").read_text()
@@ -249,10 +250,10 @@ def test_a_run_in_a_process_of_its_own_leaves_its_record(tmp_path):
     good = Training("digits", 2, 0, 4, "adacomp")
     bad = Training("digits", 3, 0, 4)  # they cannot share a batch of 64
     told = []
-    pool = evidence_jobs.Pool(tmp_path, 2, 1, told.append)
-    ended = dict(pool.run_all([good, bad], None))
+    two = pool.Pool(tmp_path, evidence_jobs.WORK, pool.Limits(2, 1), told.append)
+    ended = dict(two.run_all([good, bad]))
     assert ended == {good: True, bad: False}
-    written = json.loads(evidence_jobs.record_of(tmp_path, good).read_text())
+    written = json.loads(pool.record_of(tmp_path, good).read_text())
     assert {key: written[key] for key in ("task", "learners", "steps")} == {
         "task": "digits",
         "learners": 2,
@@ -285,12 +286,13 @@ def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
 
     clock = iter(range(0, 10_000, 10))  # 10 seconds for all that is looked at
     context = types.SimpleNamespace(Process=Process)
-    monkeypatch.setattr(evidence_jobs, "_preloaded", lambda threads: context)
-    monkeypatch.setattr(evidence_jobs.connection, "wait", lambda running, timeout: running)
-    monkeypatch.setattr(evidence_jobs.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pool, "_preloaded", lambda module, threads: context)
+    monkeypatch.setattr(pool.connection, "wait", lambda running, timeout: running)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: next(clock))
     long, short = (Training("digits", 8, 0, steps) for steps in (20_000, 22))
-    pool = evidence_jobs.Pool(tmp_path, 1, 1, lambda done: None)
-    ended = [run for run, _ in pool.run_all([long, short], 60)]
+    limits = pool.Limits(1, 1, minutes=1)
+    one = pool.Pool(tmp_path, evidence_jobs.WORK, limits, lambda done: None)
+    ended = [run for run, _ in one.run_all([long, short])]
     assert ended == started == [short, long]
 
 

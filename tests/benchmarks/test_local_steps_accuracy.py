@@ -1,16 +1,19 @@
 """Tests the trainings that are compared, and the tables that are made of their records."""
 
 import dataclasses
+import functools
 import json
 
 import local_steps_accuracy
+import local_steps_jobs
 import local_steps_tables
+import pool
 import pytest
 from click.testing import CliRunner
-from local_steps_accuracy import Job
 from trainings import DIGITS, TEXT
 
 READINGS = {"digits": DIGITS, "text": TEXT}
+Job = functools.partial(local_steps_jobs.Job, dense_steps=128)
 
 
 def record(job, quality, payload=10.0, sent=30.0):
@@ -19,15 +22,18 @@ def record(job, quality, payload=10.0, sent=30.0):
 
 
 def test_rows_are_beside_dense_training_of_their_seeds():
-    local = [Job("digits", 4, seed, 16, "nesterov", "top-k") for seed in (0, 1, 2)]
+    rounds = {"steps": 16, "outer": "nesterov", "compressor": "top-k"}
+    local = [Job("digits", 4, seed, **rounds) for seed in (0, 1, 2)]
     records = [
         *(record(Job("digits", 1, seed), quality) for seed, quality in enumerate((98.0, 96.0))),
         *(record(job, quality) for job, quality in zip(local, (97.5, 96.0, 50.0), strict=True)),
         record(Job("digits", 1, 0, batch=16, rate=4.0), 90.0),
+        record(Job("digits", 1, 0, dense_steps=64), 70.0),
     ]
-    dense, rounds, larger = local_steps_tables.compare(records, READINGS)
+    short, dense, larger, rounds = local_steps_tables.compare(records[::-1], READINGS)
+    assert (short["dense_steps"], short["quality"]) == (64, 70.0)
     assert (dense["training"], dense["seeds"], dense["times fewer"]) == ("dense", 2, 1)
-    assert (rounds["training"], rounds["seeds"]) == ("16steps-nesterov-top-k", 2)  # seed 2 is alone
+    assert (rounds["training"], rounds["seeds"]) == ("rounds16-nesterov-top-k", 2)  # 2 is alone
     assert (rounds["quality"], rounds["difference"], rounds["good"]) == (96.75, -0.25, True)
     ring = 2 * 3 / 4 * 4000
     assert (rounds["times fewer"], rounds["times fewer sent"]) == (400, ring / 30)
@@ -37,11 +43,17 @@ def test_rows_are_beside_dense_training_of_their_seeds():
 
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])
 def test_the_longest_round_within_a_percent_is_named(quality, good):
-    records = [record(Job("text", 1, 0), 2.0), record(Job("text", 4, 0, 16), quality)]
-    rows = local_steps_tables.compare(records, READINGS)
-    text = local_steps_tables.markdown(rows, READINGS)
-    assert f"| text | 4 | {good} |" in text
+    records = [
+        record(Job("text", 1, 0), 2.0),
+        record(Job("text", 1, 0, batch=4), 2.01),
+        record(Job("text", 1, 0, batch=16), 2.1),
+        record(Job("text", 4, 0, steps=16, warmup_steps=64, rate=2.0), quality),
+        record(Job("text", 4, 0, steps=64), 3.0),
+    ]
+    text = local_steps_tables.markdown(local_steps_tables.compare(records, READINGS), READINGS)
+    assert f"| text, 128 steps | 4 | {good} | 4 |" in text
     assert "| any | dense | 1 | 2.000 | +0.000 | yes | 4,000 | 1 | 1 |" in text
+    assert "| 4 | rounds of 16, mean, uncompressed, 64 steps of warm-up, rate 2 times |" in text
 
 
 def invoked(folder, *args):
@@ -49,27 +61,47 @@ def invoked(folder, *args):
 
 
 def test_runs_leave_records_that_are_reused(tmp_path, monkeypatch):
-    trained = []
+    done = []
 
-    def train(job, steps):
-        trained.append(job.name)
-        return {**record(job, 90.0), "training_steps": steps // job.batch, "seconds": 1.0}
+    class Pool:
+        def __init__(self, folder, *_):
+            self.folder = folder
 
-    monkeypatch.setattr(local_steps_accuracy, "train", train)
-    some = ["--short", "--only", "digits-1*", "--only", "digits-2learners-4steps-average-none-*"]
-    assert invoked(tmp_path, *some).exit_code == 0
-    names = [f"digits-1learners-dense{larger}-seed0" for larger in ("", "-batch4", "-batch4-rate2")]
-    assert trained[:2] == [names[0], "digits-2learners-4steps-average-none-seed0"]
-    assert trained[2:4] == names[1:]
-    assert len(trained) == 2 + 6
-    (tmp_path / "local-steps" / f"{names[1]}.json").unlink()
+        def run_all(self, runs):
+            for job in runs:
+                done.append(job.name)
+                found = {**record(job, 90.0), "seconds": 1.0}
+                pool.record_of(self.folder, job).write_text(json.dumps(found))
+                yield job, True
+
+    monkeypatch.setattr(pool, "Pool", Pool)
+    rounds, dense = "digits-128steps-2learners-rounds4-average-none", "digits-128steps-1learners-*"
+    some = ["--training-steps", "128", "--seeds", "1", "--only", f"{rounds}-*", "--only", dense]
+    first = invoked(tmp_path, *some)
+    assert first.exit_code == 0, first.output
+    assert done[0] == f"{rounds}-seed0"  # in the order of the patterns
+    assert len(done) == 1 + 1 + 6
+    assert "| digits, 128 steps | 2 | 4 | 64 |" in first.output
+    larger = "digits-128steps-1learners-dense-batch4-rate2-seed0"
+    assert larger in done
+    (tmp_path / f"{larger}.json").unlink()
     assert invoked(tmp_path, *some, "--reuse").exit_code == 0
-    assert trained[8:] == [names[1]]
-    table = json.loads((tmp_path / "local-steps.json").read_text())
-    assert [row["training"] for row in table][:2] == ["dense", "4steps-average-none"]
-    refused = invoked(tmp_path, "--only", "digits-1*-seed0", "--reuse")
+    assert done[8:] == [larger]
+    file = tmp_path / f"{larger}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rate": 3.0}))
+    refused = invoked(tmp_path, *some, "--reuse")
     assert refused.exit_code == 2
-    assert "of 128 steps, not of 704" in " ".join(refused.output.split())
+    assert "it is of another run" in " ".join(refused.output.split())
+
+
+def test_all_of_a_grid_are_named_differently():
+    grid = local_steps_jobs.Grid((4, 16), ("none",), (0, 64), (1.0, 2.0))
+    jobs = list(grid.jobs(4, "digits", 0, 128))
+    assert len({job.name for job in jobs}) == len(jobs) == 2 + 2 * 2 * 2 * 2 + 4
+    name = "digits-128steps-4learners-rounds4-average-none-warmup64-rate2-seed0"
+    assert jobs[5].name == name
+    assert jobs[-1].name == "digits-128steps-1learners-dense-batch16-rate4-seed0"
+    assert jobs[-1].whole.steps == 8
 
 
 @pytest.mark.parametrize(
@@ -77,7 +109,7 @@ def test_runs_leave_records_that_are_reused(tmp_path, monkeypatch):
     [
         (["--training-steps", "100"], "a multiple of 64"),
         (["--rounds", "24"], "expected numbers of steps that divide 64"),
-        (["--only", "cifar*"], "No run matches cifar*; one is digits-1learners-dense-seed0"),
+        (["--only", "cifar*"], "No run matches cifar*; one is digits-704steps-1learners-dense-s"),
         (["--only", "digits-*", "--learners", "3"], "3 learners cannot share 64 rows equally"),
         (["--compressor", "zip"], "'zip' is not one of"),
         (["--only", "shakespeare-*"], "Set GRADCOMP_DATA, or choose other tasks by --only"),

@@ -1,0 +1,249 @@
+"""Runs trainings and timings in processes of their own, several at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, forkserver
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+import keras
+import records
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import tf_gradcomp as gc
+
+_HERE = Path(__file__).resolve().parent
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Run(Protocol):
+    """A training or a timing."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run, and of its record."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The way in which runs are done.
+
+    Attributes:
+        measure: Does a run, and returns its record: a function of a module, not of the program.
+        seconds: Returns about how long a run takes on one core.
+        said: Returns what is printed of a record.
+    """
+
+    measure: Callable[[Any], dict[str, Any]]
+    seconds: Callable[[Any], float]
+    said: Callable[[dict[str, Any]], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The part of the machine that runs may use: the options of `pool_options`.
+
+    Attributes:
+        jobs: How many runs at once.
+        threads: Of each run; None shares out the cores.
+        minutes: After so many, runs that have not ended are stopped; None: never.
+    """
+
+    jobs: int = 1
+    threads: int | None = None
+    minutes: float | None = None
+
+
+def pool_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--jobs`, `--threads` and `--minutes` to a command: the arguments of `Limits`."""
+    options = (
+        click.option(
+            "--jobs", default=1, type=click.IntRange(min=1), help="How many runs at once."
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            show_default="the cores, shared out among the jobs",
+            help="Of each run.",
+        ),
+        click.option(
+            "--minutes", type=float, help="Stop after so many; what has not ended is left out."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def do_all(runs: Sequence[Run], folder: Path, work: Work, limits: Limits, rest: str) -> int:
+    """Does all runs, and shows how far they are.
+
+    Args:
+        runs: In their order.
+        folder: Where each run leaves its record.
+        work: How to do them.
+        limits: What they may use.
+        rest: The option that does runs that have not ended.
+
+    Returns:
+        How many failed.
+    """
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console) as bar:
+        whole = bar.add_task("runs", total=sum(map(work.seconds, runs)))
+        pool = Pool(folder, work, limits, lambda done: bar.update(whole, completed=done))
+        ended = failed = 0
+        for run, good in pool.run_all(runs):
+            ended += 1
+            failed += not good
+            said = f"failed, see {folder / run.name}.log"
+            if good:
+                said = work.said(json.loads(record_of(folder, run).read_text()))
+            bar.update(whole, description=f"{ended} of {len(runs)} runs")
+            console.print(f"{ended} of {len(runs)}: {run.name}: {said}")
+    if ended < len(runs):
+        console.print(f"{len(runs) - ended} runs have not ended: {rest} does them.")
+    return failed
+
+
+def record_of(folder: Path, run: Run) -> Path:
+    """Returns the file of a run's record."""
+    return folder / f"{run.name}.json"
+
+
+def check_resumed(folder: Path, runs: Sequence[Any], option: str) -> None:
+    """Refuses records that other code of the program has left under the same name.
+
+    Args:
+        folder: Where the records are.
+        runs: Dataclasses; a record has their fields.
+        option: The option that takes records that are there.
+
+    Raises:
+        click.UsageError: If a record is of another run.
+    """
+    for run in runs:
+        file = record_of(folder, run)
+        if file.exists():
+            record, wanted = json.loads(file.read_text()), dataclasses.asdict(run)
+            if {key: record.get(key) for key in wanted} != wanted:
+                raise click.UsageError(
+                    f"'{file}' cannot be taken by {option}: it is of another run than "
+                    f"{wanted}; delete it, or give another folder by --results."
+                )
+
+
+@dataclasses.dataclass
+class _Running:
+    run: Run
+    process: Any
+    started: float
+
+
+class Pool:
+    """Does runs in processes that are forked from one in which TensorFlow is loaded.
+
+    Args:
+        folder: Where each run leaves its record, and what it printed.
+        work: How to do them.
+        limits: What they may use.
+        tell: Called with the expected seconds of all that is done, again and again.
+    """
+
+    def __init__(
+        self, folder: Path, work: Work, limits: Limits, tell: Callable[[float], None]
+    ) -> None:
+        self._folder, self._work, self._limits, self._tell = folder, work, limits, tell
+        self._threads = limits.threads or max(1, (os.cpu_count() or 1) // limits.jobs)
+        self._done = self._spent = 0.0  # expected and measured seconds of runs that have ended
+
+    def run_all(self, runs: Sequence[Run]) -> Iterator[tuple[Run, bool]]:
+        """Yields each run when it has ended, and whether it left its record.
+
+        Args:
+            runs: In their order, except that towards the end those come first that end in time.
+        """
+        measure, minutes = self._work.measure, self._limits.minutes
+        context = _preloaded(measure.__module__, self._threads)
+        stop = time.monotonic() + 60 * minutes if minutes else None
+        waiting, running = list(runs), dict[int, _Running]()
+        try:
+            while (waiting or running) and not (stop and time.monotonic() > stop):
+                while waiting and len(running) < self._limits.jobs:
+                    run = waiting.pop(self._next(waiting, stop))
+                    args = (run, measure, self._folder, self._threads)
+                    process = context.Process(target=_work, args=args, name=run.name)
+                    process.start()
+                    running[process.sentinel] = _Running(run, process, time.monotonic())
+                for ready in connection.wait(list(running), timeout=1):
+                    ended = running.pop(ready)
+                    ended.process.join()
+                    self._done += self._work.seconds(ended.run)
+                    self._spent += time.monotonic() - ended.started
+                    yield ended.run, ended.process.exitcode == 0
+                self._tell(self._done + sum(map(self._progress, running.values())))
+        finally:
+            for one in running.values():
+                one.process.kill()
+                one.process.join()
+
+    def _next(self, waiting: Sequence[Run], stop: float | None) -> int:
+        """Returns the place of the first run that can end in time, or else of the shortest one."""
+        pace = self._spent / self._done if self._done else 1.0
+        left = stop - time.monotonic() if stop else math.inf
+        needed = [pace * self._work.seconds(run) for run in waiting]
+        in_time = (place for place, seconds in enumerate(needed) if seconds < left)
+        return next(in_time, needed.index(min(needed)))
+
+    def _progress(self, one: _Running) -> float:
+        return min(time.monotonic() - one.started, self._work.seconds(one.run))
+
+
+def _preloaded(module: str, threads: int) -> Any:
+    """Starts the process that runs are forked from, and returns how to start them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    kept = dict(os.environ)
+    os.environ.update(dict.fromkeys(_VARIABLES, str(threads)))  # read where NumPy is loaded
+    path = os.environ.get("PYTHONPATH")  # where modules are looked for
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_HERE), *([path] if path else [])])
+    forkserver.ensure_running()
+    os.environ.clear()
+    os.environ.update(kept)
+    return context
+
+
+def _work(run: Run, measure: Callable[[Any], dict[str, Any]], folder: Path, threads: int) -> None:
+    """Does one run in this process."""
+    log = os.open(folder / f"{run.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    versions = {
+        "tf_gradcomp": gc.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "python": platform.python_version(),
+        "kernels": gc.ops.library_info().simd,
+    }
+    measured = measure(run)
+    spent = {"processor_seconds": round(time.process_time(), 1)}
+    record = {**measured, **spent, "versions": versions}
+    file = record_of(folder, run)
+    part = file.with_name(f"{file.name}.part")
+    records.write(record, part)
+    part.rename(file)
+    (folder / f"{run.name}.log").unlink()
