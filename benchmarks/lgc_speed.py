@@ -86,7 +86,7 @@ def others(repeats: int) -> Table:
         "each takes and applies": lambda: end(places),
     }
     times = {name: milliseconds(work, repeats) for name, work in works.items()}
-    rows = Table("", "ms", "beside r += g")
+    rows = Table("", "ms", "relative to r += g")
     for name, time_of_one in times.items():
         rows.add_row(name, f"{time_of_one:.0f}", f"{time_of_one / times['r += g']:.1f}")
     return rows

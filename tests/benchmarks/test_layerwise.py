@@ -35,7 +35,7 @@ def test_the_table_has_ratios_beside_the_default_and_the_share_of_planning():
         for row in rows
     ]
     assert [one["accuracy, %"] for one in cells] == ["92.00", "90.00", "90.00", "90.00"]
-    assert cells[3]["beside dense"] == "-2.00"
+    assert cells[3]["difference from dense"] == "-2.00"
     assert [one["payload ratio"] for one in cells] == ["1.0", "10.0", "100.0", "40.0"]
     assert cells[3]["whole run's ratio"] == f"{8000 / 425:.1f}"
     assert cells[3]["sent, bytes a step"] == f"{3 * 425 / 8:.0f}"
