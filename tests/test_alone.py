@@ -69,7 +69,7 @@ def test_one_of_several_workers_is_refused_without_a_strategy(monkeypatch, clust
         ({**CLUSTER, "ps": ["c:1"]}, "ps"),
     ],
 )
-def test_who_is_alone_by_design_trains(monkeypatch, cluster, task_type):
+def test_a_process_that_is_alone_by_design_trains(monkeypatch, cluster, task_type):
     set_tf_config(monkeypatch, cluster, task_type)
     np.testing.assert_array_equal(take_a_step(), -np.ones(3))
 
@@ -108,7 +108,7 @@ def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_after_a_job_the_chief_alone_may_go_on_without_the_others(monkeypatch, index):
+def test_after_a_job_the_chief_may_continue_alone(monkeypatch, index):
     """As in TensorFlow's tutorial; where all forgot the scope, each would train another model."""
     alone._trained_with_others.set()
     set_tf_config(monkeypatch, CLUSTER, "worker", index)

@@ -228,7 +228,7 @@ def test_residuals_of_variables_that_take_turns_are_watched_as_well(density):
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [("local", None), (None, "local")])
-def test_with_other_units_of_gradients_growth_is_measured_anew(saved, resumed, tmp_path):
+def test_with_other_units_of_gradients_growth_is_measured_again(saved, resumed, tmp_path):
     """Residuals that are divided by second moments are hundreds of times as large."""
 
     def new(precondition):
@@ -310,7 +310,7 @@ def in_phase_3(tmp_path_factory):
     [({}, 3), ({"order": "index"}, 2), ({"autoencoder": {**PAIRS, "slope": 0.5}}, 2)],
     ids=["nothing", "order", "slope"],
 )
-def test_what_was_learnt_for_other_settings_is_not_used(in_phase_3, changed, phase):
+def test_weights_learnt_for_other_settings_are_not_used(in_phase_3, changed, phase):
     """An autoencoder of the same shapes would decode something else."""
     model, watch = compiled(method(**changed)), Watch()
     with collective().scope():
@@ -333,7 +333,7 @@ def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, 
     assert state.job_state[WANTED].numpy() == wanted
 
 
-def test_without_it_the_job_goes_on_and_says_once_what_is_missing(caplog):
+def test_without_the_library_the_job_continues_with_one_notice(caplog):
     notices.forget()
     caplog.set_level(logging.INFO, "tf_gradcomp")
     model, watch = compiled(method()), Watch()
@@ -420,7 +420,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
     np.testing.assert_array_equal(autoencoder_of(group.exchange).weights, given.flat_weights())
 
 
-def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
+def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_steps(
     caplog, monkeypatch
 ):
     monkeypatch.setattr("tf_gradcomp.compressors.lgc.settings.KEPT_VECTORS", 6)

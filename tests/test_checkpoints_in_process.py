@@ -118,7 +118,7 @@ def test_all_state_is_loaded_into_any_number_of_replicas(tmp_path, form, saved_b
 
 
 @pytest.mark.parametrize("compressor", ["adacomp", "lgreco(method='top_k')"])
-def test_a_job_that_scales_its_loss_goes_on_from_one_that_did_not(tmp_path, compressor):
+def test_a_job_with_a_loss_scale_resumes_from_a_job_without_one(tmp_path, compressor):
     """As under `mixed_float16`, where `compile` puts the loss scaler around the wrapper."""
 
     def wrapped():
@@ -152,7 +152,7 @@ class Dies(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_a_job_that_fails_again_goes_on_from_the_epoch_it_was_in(tmp_path):
+def test_a_job_that_fails_again_resumes_from_its_latest_epoch(tmp_path):
     """Keras takes the first epoch of a resumed job for epoch 0."""
     x, y = np.ones((12, 30)), np.ones((12, 3))
     updates = []
@@ -180,7 +180,7 @@ def test_inner_state_is_loaded_with_all_settings(tmp_path, settings, saved_by, r
     assert_same_inner_state(after, before)
 
 
-def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_training_continues_as_if_uninterrupted(tmp_path):
     straight = trained(mirrored(2), steps=2)
     straight.save(tmp_path / "model.keras")
     with mirrored(2).scope():
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_the_plain_optimizer_is_taken(tmp_path, replicas):
     assert not any(residual.any() for residual in residual_sums(model))
 
 
-def test_what_a_checkpoint_does_not_have_starts_at_zero():
+def test_state_missing_in_a_checkpoint_starts_at_zero():
     model = trained(mirrored(2))
     model.optimizer.load_own_variables({})
     assert not any(residual.any() for residual in residual_sums(model))
@@ -239,7 +239,7 @@ def test_what_a_checkpoint_does_not_have_starts_at_zero():
         ("adacomp", None),
     ],
 )
-def test_the_log_says_what_a_compressor_does_not_take_over(monkeypatch, compressor, lost):
+def test_state_that_a_compressor_cannot_load_is_reported(monkeypatch, compressor, lost):
     said = []
     monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
     saved = {}
@@ -251,7 +251,7 @@ def test_the_log_says_what_a_compressor_does_not_take_over(monkeypatch, compress
     assert any(np.any(r.numpy()) for r in optimizer.exchange.residuals) == (lost is None)
 
 
-def test_the_log_says_that_an_optimizer_was_loaded_before_it_was_built(monkeypatch):
+def test_an_optimizer_loaded_before_it_was_built_is_reported(monkeypatch):
     said = []
     monkeypatch.setattr(tf.get_logger(), "warning", said.append)
     variable = keras.Variable(np.zeros(3, "float32"), name="kernel")

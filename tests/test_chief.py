@@ -42,7 +42,7 @@ def set_tf_config(monkeypatch, cluster, task_type, index):
 
 
 @every_task
-def test_the_strategy_tells_who_is_chief(cluster, task_type, index, chief):
+def test_the_strategy_determines_the_chief(cluster, task_type, index, chief):
     strategy = strategy_of(cluster, task_type, index)
     assert gc.is_chief(strategy) == chief
     assert gc.is_chief()
@@ -51,7 +51,7 @@ def test_the_strategy_tells_who_is_chief(cluster, task_type, index, chief):
 
 
 @every_task
-def test_tf_config_tells_who_is_chief(monkeypatch, cluster, task_type, index, chief):
+def test_tf_config_determines_the_chief(monkeypatch, cluster, task_type, index, chief):
     set_tf_config(monkeypatch, cluster, task_type, index)
     assert gc.is_chief() == chief
     assert gc.is_chief(tf.distribute.OneDeviceStrategy("CPU:0")) == chief

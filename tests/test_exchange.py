@@ -345,7 +345,7 @@ def test_without_a_strategy_the_group_is_one_replica():
     assert (current_group().size, current_group().name) == (1, "_DefaultDistributionStrategy")
 
 
-def test_says_once_what_it_does(caplog):
+def test_the_exchange_is_described_once(caplog):
     notices.forget()
     Exchanging(2)
     Exchanging(2)
@@ -353,7 +353,7 @@ def test_says_once_what_it_does(caplog):
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
 
 
-def test_one_replica_says_so_in_its_first_step(caplog):
+def test_a_single_replica_logs_a_notice_in_its_first_step(caplog):
     notices.forget()
     alone = Exchanging(1)  # as where a model is only loaded
     assert not caplog.messages
@@ -376,7 +376,7 @@ def warned_of_lost_residuals(monkeypatch):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_step(
+def test_lost_residuals_are_reported_when_restored_after_the_first_step(
     monkeypatch, replicas, graph
 ):
     said = warned_of_lost_residuals(monkeypatch)
@@ -399,7 +399,7 @@ def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_st
 
 
 @pytest.mark.parametrize(("worker", "times"), [(0, 1), (1, 0)])
-def test_of_several_workers_only_the_chief_tells_of_lost_residuals(monkeypatch, worker, times):
+def test_only_the_chief_of_several_workers_reports_lost_residuals(monkeypatch, worker, times):
     said = warned_of_lost_residuals(monkeypatch)
     exchanging = Exchanging(1, compressor=NoCompression())
     exchanging.exchange.facts.residual_waits.assign([True, False])
@@ -434,7 +434,7 @@ def test_divided_residuals_without_their_second_moments_are_refused_also_by_xla(
 
 
 @pytest.mark.parametrize("compressor", [AdaComp(50), ScaleCom(beta=0.25)], ids=["1", "0.25"])
-def test_slices_that_are_summed_apart_take_what_was_left_of_their_table(compressor):
+def test_slices_that_are_summed_separately_take_the_residual_of_their_table(compressor):
     exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=compressor)
     exchange = exchanging.exchange
     exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
@@ -453,7 +453,7 @@ def test_slices_that_are_summed_apart_take_what_was_left_of_their_table(compress
     np.testing.assert_array_equal(exchange.facts.residual_waits.numpy(), [False, True])
 
 
-def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold():
+def test_the_residual_of_a_float16_table_is_sent_in_parts_that_float16_can_hold():
     exchanging = Exchanging(
         shapes=[(2, 3)], policy=gc.Policy(max_dense_elements=5), dtype="float16"
     )
@@ -479,7 +479,7 @@ def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.25])
-def test_a_warm_up_sends_what_was_left_whatever_the_units_of_the_residual(beta):
+def test_a_warm_up_sends_the_residual_in_any_units(beta):
     strategy = collective()
     with strategy.scope():
         variable = tf.Variable(tf.zeros((20, 30)), name="kernel")

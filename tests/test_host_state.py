@@ -58,7 +58,7 @@ def assert_is(variable, value):
 
 @pytest.mark.usefixtures("_accelerator")
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-def test_what_is_changed_on_the_host_comes_back(graph):
+def test_changes_on_the_host_are_copied_back(graph):
     variable = elsewhere(1.0)
     step = tf.function(lambda: exchange(variable)) if graph else lambda: exchange(variable)
     for after in (2.0, 3.0):
@@ -67,7 +67,7 @@ def test_what_is_changed_on_the_host_comes_back(graph):
 
 
 @pytest.mark.usefixtures("_accelerator")
-def test_several_functions_and_branches_each_have_copies_of_their_own():
+def test_several_functions_and_branches_each_have_their_own_copies():
     variable = elsewhere(0.0)
     one = tf.function(lambda: exchange(variable))
     other = tf.function(

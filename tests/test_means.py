@@ -13,7 +13,7 @@ from tf_gradcomp.groups.means import means_over_replicas, sums_over_replicas
 pytestmark = pytest.mark.quick
 
 
-def test_sums_and_means_are_those_of_all_replicas_in_their_dtypes():
+def test_sums_and_means_cover_all_replicas_in_their_dtypes():
     strategy = mirrored(2)
     values = {"float": [1.5, 2.0], "whole": [[1], [4]], "flag": [True, False]}
 
@@ -39,7 +39,7 @@ def test_sums_and_means_are_those_of_all_replicas_in_their_dtypes():
 @pytest.mark.parametrize(
     "value", [tf.constant("text"), tf.constant(1 + 2j), tf.ragged.constant([[1], [2, 3]])]
 )
-def test_what_has_no_mean_is_refused(value):
+def test_results_without_a_mean_are_refused(value):
     with pytest.raises(ValueError, match="expected tensors of real numbers"):
         means_over_replicas(mirrored(2), {"loss": tf.constant(1.0), "other": value})
 

@@ -232,7 +232,7 @@ def test_the_table_has_the_largest_variables_and_fits(capsys, monkeypatch, table
     assert sum(elements) == model.count_params()
 
 
-def test_what_the_table_may_be():
+def test_valid_values_of_table():
     with pytest.raises(ValueError, match="expected table=True, False or 'all'; received 'some'"):
         gc.callbacks.CompressionMonitor(table="some")
 
@@ -306,7 +306,7 @@ def test_with_one_replica_nothing_is_exchanged(capsys):
 
 
 @pytest.mark.parametrize("make", [collective, tf.distribute.get_strategy, None])
-def test_without_any_compression_it_says_so_and_logs_nothing(make, capsys, caplog):
+def test_without_compression_the_callback_gives_a_notice_and_no_logs(make, capsys, caplog):
     strategy = make() if make else gc.MultiWorkerMirroredStrategy()
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.01)
@@ -317,7 +317,7 @@ def test_without_any_compression_it_says_so_and_logs_nothing(make, capsys, caplo
     assert "nothing compresses the gradients of this model. Wrap its optimizer" in caplog.text
 
 
-def test_where_the_strategy_compresses_it_says_nothing(caplog):
+def test_no_notice_if_the_strategy_compresses(caplog):
     notices.forget()
     strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
     with strategy.scope():

@@ -74,7 +74,7 @@ def test_without_a_variable_the_lengths_come_first():
         assert replicas.lengths == [1, 5]
 
 
-def test_what_was_enough_before_is_sent_with_the_lengths():
+def test_payloads_that_fit_the_last_room_are_sent_with_the_lengths():
     replicas = Replicas()
     assert replicas.step(80, 60).tolist() == padded(80, 60)
     assert replicas.lengths == [1, 80]
@@ -83,7 +83,7 @@ def test_what_was_enough_before_is_sent_with_the_lengths():
         assert len(replicas.lengths) == 1
 
 
-def test_what_does_not_fit_is_gathered_whole():
+def test_entries_that_do_not_fit_are_gathered_whole():
     replicas = Replicas()
     replicas.step(80, 60)
     assert replicas.step(60, 95).tolist() == padded(60, 95)

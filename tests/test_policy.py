@@ -66,7 +66,7 @@ def test_words_of_attention_make_a_projection(layer):
     "layer",
     ["keypoint_head/conv", "monkey", "values_conv", "keypoints2d", "conv_valued", "hotkeys"],
 )
-def test_words_that_only_begin_or_end_like_those_of_attention_do_not(layer):
+def test_words_that_only_begin_or_end_like_attention_words_do_not(layer):
     assert gc.Policy().kind(f"model/{layer}/kernel", (3, 3, 8, 16)) == CONVOLUTION
 
 
@@ -211,7 +211,7 @@ def test_names_that_tell_the_rule_nothing_are_read_off_the_model():
     assert (path, len(shape), by_model, by_rule) == ("x/kernel", 3, DENSE, CONVOLUTION)
 
 
-def test_variables_of_a_layer_of_ones_own_are_read_by_the_rule():
+def test_variables_of_a_custom_layer_are_classified_by_the_rule():
     class Mine(layers.Layer):
         def build(self, _):
             self.kernel = self.add_weight(shape=(3, 3, 2, 2), name="kernel")

@@ -76,7 +76,7 @@ class Job:
 
 @pytest.mark.parametrize("class_", STEPS, ids=lambda class_: class_.__name__)
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"use_ema": True}], ids=str)
-def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(class_, settings):
+def test_momentum_steps_equal_keras_where_the_second_moment_is_constant(class_, settings):
     plain, stepped = ([*new_variables()] for _ in range(2))
     optimizer, momentum = (class_(0.05, epsilon=1e-12, **settings) for _ in range(2))
     optimizer.build(plain)
@@ -144,7 +144,7 @@ def test_a_variable_that_is_sent_whole_keeps_adams_momentum():
         ("scalecom(rates=1)", 3),
     ],
 )
-def test_what_is_sent_in_every_step_keeps_adams_momentum(compressor, elements):
+def test_variables_sent_in_every_step_keep_adams_momentum(compressor, elements):
     def trained(method):
         strategy = mirrored()
         with strategy.scope():
@@ -162,7 +162,7 @@ def test_what_is_sent_in_every_step_keeps_adams_momentum(compressor, elements):
     np.testing.assert_array_equal(trained(compressor), trained("no_compression"))
 
 
-def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weights():
+def test_replicas_keep_their_own_second_moments_and_equal_weights():
     job = Job().train(0, 3)
     for copies_ in job.moments():
         assert (copies_[0] != copies_[1]).any()
@@ -174,7 +174,7 @@ def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weigh
 
 @pytest.mark.parametrize("compressor", ["adacomp", "scalecom"])
 @pytest.mark.parametrize("amsgrad", [False, True], ids=["", "amsgrad"])
-def test_what_is_divided_is_sent_or_kept(amsgrad, compressor):
+def test_divided_gradients_are_sent_or_kept(amsgrad, compressor):
     settings = {"beta_2": 0.5, "learning_rate": 1.0, "amsgrad": amsgrad}
     job = Job(inner={"class_name": "Adam", "config": settings}, compressor=compressor)
     start = job.variables[0].numpy()
@@ -245,7 +245,7 @@ def test_a_replica_with_a_bad_gradient_keeps_its_second_moment(compressor, terms
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_goes_on_with_the_sum_of_second_moments(replicas):
+def test_a_job_resumes_with_the_sum_of_second_moments(replicas):
     job = Job().train(0, 3)
     other = job.resumed(replicas)
     for after, before in zip(other.moments(), job.moments(), strict=True):
@@ -273,7 +273,7 @@ def late_gradient(job):
     return residual * (np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7)
 
 
-def test_what_is_late_and_momentum_are_not_divided_for_one_replica():
+def test_residuals_and_momentum_are_not_divided_for_one_replica():
     job = Job().train(0, 3)
     alone = job.resumed(1)
     adam = alone.optimizer.inner_optimizer
@@ -409,7 +409,7 @@ def test_a_small_epsilon_leaves_small_gradients_as_large_as_others():
     assert_close(copies(strategy, variable)[0], expected, of_adam())
 
 
-def test_what_stays_sparse_goes_through_all_of_adam():
+def test_sparse_gradients_go_through_all_of_adam():
     strategy = mirrored(2)
     with strategy.scope():
         table = keras.Variable(np.zeros((50, 4), "float32"), name="embeddings")

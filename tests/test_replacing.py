@@ -62,7 +62,7 @@ JOB = """
 """
 
 
-def test_the_job_is_that_of_the_other_method():
+def test_the_job_equals_a_job_with_the_other_method():
     workers = run_workers(JOB, 2)
     for worker in workers:
         report = result(worker)
@@ -95,7 +95,7 @@ def test_a_wrong_text_names_the_variable(monkeypatch):
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_says_where_it_has_no_effect(monkeypatch, caplog, wrapped):
+def test_a_variable_without_effect_is_reported(monkeypatch, caplog, wrapped):
     monkeypatch.setenv(COMPRESSOR, "cast")
     notices.forget()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

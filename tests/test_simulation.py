@@ -93,7 +93,7 @@ def test_compressed_training_learns_and_counts(digits):
     assert history["sent_bytes"][-1] < (learners - 1) * history["dense_bytes"][-1]
 
 
-def test_what_is_summed_does_not_grow_with_the_number_of_learners(digits):
+def test_bytes_of_sums_do_not_grow_with_the_number_of_learners(digits):
     sent = [
         gc.simulation.Learners(new_model(), learners, "cast").fit(one_batch(digits))["sent_bytes"]
         for learners in (2, 16)
@@ -177,7 +177,7 @@ OF_ADAM_IDS = ["adam", "amsgrad", "nadam"]
 
 @pytest.mark.parametrize("compressor", ["no_compression", "adacomp"])
 @pytest.mark.parametrize("optimizer", OF_ADAM, ids=OF_ADAM_IDS)
-def test_a_second_fit_goes_on_as_if_it_were_one(digits, optimizer, compressor):
+def test_a_second_fit_continues_like_a_single_fit(digits, optimizer, compressor):
     at_once, in_turn = exact_model(optimizer()), exact_model(optimizer())
     data = batches(digits).take(STEPS)
     arguments = {"compressor": compressor, "precondition": "local"}
@@ -202,7 +202,7 @@ def longest_moves(train, model, digits, steps):
 
 @pytest.mark.parametrize("after", ["fit", "other learners"])
 @pytest.mark.parametrize("optimizer", OF_ADAM, ids=OF_ADAM_IDS)
-def test_what_trains_after_learners_makes_steps_as_long(digits, optimizer, after):
+def test_training_after_learners_takes_steps_of_the_same_size(digits, optimizer, after):
     dense, model = new_model(optimizer()), new_model(optimizer())
     dense.fit(batches(digits), shuffle=False, verbose=0)
     expected = longest_moves(lambda batch: dense.fit(batch, verbose=0), dense, digits, steps=5)
@@ -214,7 +214,7 @@ def test_what_trains_after_learners_makes_steps_as_long(digits, optimizer, after
     assert max(moves) >= max(expected) / 1.5
 
 
-def test_learners_go_on_from_what_keras_has_trained(digits):
+def test_learners_continue_training_by_keras(digits):
     dense, model = (new_model(keras.optimizers.Adam(0.001)) for _ in range(2))
     for one in (dense, model):
         one.fit(batches(digits), shuffle=False, verbose=0)
@@ -406,7 +406,7 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
-def test_a_model_with_a_train_step_of_its_own_is_refused():
+def test_a_model_with_its_own_train_step_is_refused():
     model = OwnStep([keras.Input((64,)), keras.layers.Dense(10)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"OwnStep has its own train_step.*compute_loss"):
@@ -443,7 +443,7 @@ class OwnLoss(keras.Sequential):
         return tf.reduce_mean(tf.square(y_pred - y)) / replicas
 
 
-def test_a_loss_of_ones_own_is_divided_where_a_job_would_divide_it():
+def test_a_custom_loss_is_divided_where_a_job_would_divide_it():
     x = np.linspace(-1, 1, 32).reshape(8, 4).astype("float32")
     weights = []
     for learners in (1, 2):
@@ -457,7 +457,7 @@ def test_a_loss_of_ones_own_is_divided_where_a_job_would_divide_it():
         np.testing.assert_allclose(actual, expected, rtol=0, atol=training(0.5, 8 + 4, 1))
 
 
-def test_a_model_that_was_compiled_anew_needs_new_learners(digits):
+def test_a_model_that_was_compiled_again_needs_new_learners(digits):
     model = new_model()
     learners = gc.simulation.Learners(model, 2)
     learners.fit(batches(digits).take(1))

@@ -21,7 +21,7 @@ def test_the_argument_goes_before_the_environment(monkeypatch, time, variable, d
 
 @pytest.mark.parametrize(("time", "variable", "default"), TIMES)
 @pytest.mark.parametrize("value", [0.5, -3, "soon", float("inf"), float("nan")])
-def test_what_is_no_time_is_refused(monkeypatch, time, variable, default, value):
+def test_invalid_times_are_refused(monkeypatch, time, variable, default, value):
     with pytest.raises(ValueError, match=f"{time.__name__}="):
         time(value)
     monkeypatch.setenv(variable, str(value))

@@ -23,7 +23,7 @@ def horovod(monkeypatch):
     return interface
 
 
-def test_without_horovod_the_message_says_how_to_build_it(monkeypatch):
+def test_without_horovod_the_message_explains_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     message = "HOROVOD_WITH_TENSORFLOW=1 .*pip install --no-build-isolation horovod==.*docs"

@@ -135,7 +135,7 @@ def test_replicas_take_their_shares_of_what_the_dense_choice_had(choose, tmp_pat
         assert_close(own, 0.999 * moment / 2, terms=4)
 
 
-def test_the_same_choice_goes_on(choose, tmp_path):
+def test_the_same_choice_continues(choose, tmp_path):
     choose(SPARSE)
     job = Job(adam)
     job.step(gradients(0))

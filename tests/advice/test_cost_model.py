@@ -52,7 +52,7 @@ def test_fewer_bytes_take_no_longer_than_more():
     assert curve.latency == 1.0
 
 
-def test_one_point_says_nothing_of_bytes():
+def test_one_point_determines_no_time_per_byte():
     assert Curve([(100, 3.0)]).seconds(1e9) == 3.0
 
 
@@ -85,7 +85,7 @@ def test_a_sample_is_scaled_to_the_model():
     assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 1600.0, requests, late=0.25)
 
 
-def test_it_says_what_to_use():
+def test_the_report_names_the_method_to_use():
     slow, fast = prediction("dense", 0.1, 0.3), prediction("adacomp", 0.1)
     assert report.verdict([slow, fast]) == (
         'Use compressor="adacomp": a step takes 104.0 ms instead of 404.0 ms.'
@@ -94,7 +94,7 @@ def test_it_says_what_to_use():
     assert "the exchange of a step takes 4.0 ms instead of 304.0 ms" in report.verdict(exchanges)
 
 
-def test_it_says_what_accuracy_it_does_not_promise():
+def test_the_report_limits_its_promise_of_accuracy():
     slow = prediction("dense", 0.1, 0.3)
     untried, worse = (prediction("qsgd", like_dense=known) for known in (None, False))
     assert report.verdict([slow, untried]).endswith(
@@ -104,7 +104,7 @@ def test_it_says_what_accuracy_it_does_not_promise():
 
 
 @pytest.mark.parametrize("baseline_transfer", [0.0, 0.003])
-def test_it_says_that_compression_will_not_pay(baseline_transfer):
+def test_the_report_warns_that_compression_will_not_pay(baseline_transfer):
     dense, other = prediction("dense", 0.1, baseline_transfer), prediction("cast", 0.1, 0.001)
     assert report.verdict([dense, other]).startswith("Compression will not pay: ")
     assert advice_on(Probed([dense, other], {}), 0.1).best == "dense"
@@ -125,7 +125,7 @@ def test_advice_is_a_table_and_a_sentence():
     assert [one.compute for one in advice.predictions] == [0.1, 0.1]
 
 
-def test_it_says_that_gradients_of_embeddings_were_taken_for_dense():
+def test_the_report_warns_that_gradients_of_embeddings_count_as_dense():
     probed = Probed([prediction("dense"), prediction("cast")], {}, ["a/embeddings"])
     assert "The gradient of 'a/embeddings' was counted as dense" in advice_on(probed, 0.1).verdict
     assert "counted as dense" not in advice_on(probed._replace(tables=[]), 0.1).verdict

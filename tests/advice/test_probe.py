@@ -41,7 +41,7 @@ def work_of(method, specs, most, preconditioner=None):
     return Sample(specs, [method], 0, 2, most).work(method, preconditioner, list)
 
 
-def test_requests_are_those_of_the_method():
+def test_requests_come_from_the_method():
     kinds = {
         name: [kind for kind, _ in work(name).requests]
         for name in ("cast", "scalecom", "qsgd", "lgc")
@@ -56,7 +56,7 @@ def test_requests_are_those_of_the_method():
 
 
 @pytest.mark.parametrize("most", [ELEMENTS, 30_000])
-def test_bytes_are_those_of_the_whole_model(most):
+def test_bytes_count_the_whole_model(most):
     dense = work("no_compression", most=most)
     assert dense.payload_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # and a tag
     assert dense.requests[0].sent_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # of two workers
@@ -73,7 +73,7 @@ def test_bytes_are_those_of_the_whole_model(most):
     ],
 )
 @pytest.mark.parametrize("most", [10**6, 30_000])
-def test_bytes_that_shapes_tell_are_those_of_the_models_shapes(name, most):
+def test_bytes_determined_by_shapes_use_the_models_shapes(name, most):
     shapes = [(300, 400), (300, 400), (300, 400), (64, 10), (64, 10), (2000, 30), (3, 3, 16, 64)]
     specs = [LayerPolicy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
     of_model = work_of(compressors.get(name), specs, most)
@@ -103,7 +103,7 @@ def test_a_residual_is_as_after_many_steps(monkeypatch, preconditioner):
         ("qsgd(bits=8)", None, 0),
     ],
 )
-def test_what_waits_for_later_steps_is_known(name, preconditioner, late):
+def test_gradients_that_wait_for_later_steps_are_known(name, preconditioner, late):
     assert work(name, preconditioner).late == pytest.approx(late, abs=0.02)
 
 
@@ -128,7 +128,7 @@ def test_less_is_late_if_the_largest_entries_are_sent_or_more_of_them():
         ("qsgd(bits=8)", None, None),
     ],
 )
-def test_what_was_measured_of_accuracy_is_known(name, preconditioner, like_dense):
+def test_measured_accuracies_are_known(name, preconditioner, like_dense):
     assert trains_like_dense(Candidate(compressors.get(name), preconditioner)) is like_dense
 
 
@@ -287,7 +287,7 @@ def test_gradients_that_are_alike_are_tried_as_one(name):
 
 @pytest.mark.parametrize("override", ["block_0/", "block_7/", "block_[1-7]/"])
 @pytest.mark.parametrize("method", [compressors.TopK, compressors.LGreCo])
-def test_layers_of_one_shape_may_have_settings_of_their_own(method, override):
+def test_layers_of_one_shape_may_have_their_own_settings(method, override):
     top_k = compressors.TopK(0.01, overrides={override: None})
     specs = [LayerPolicy().spec(f"m/block_{i}/kernel", (100, 100), "float32") for i in range(8)]
     expected = sum(8 * (top_k.settings([spec])[0] or spec.elements / 2) for spec in specs)

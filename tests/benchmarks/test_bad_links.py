@@ -19,7 +19,7 @@ def test_a_job_trains_on_after_loss_delay_and_a_cut():
     assert outcome.resumed_after is not None
 
 
-def test_the_table_tells_what_was_survived():
+def test_the_table_has_the_outcomes():
     ends = [WorkerEnd(0, 1, 80.0, stderr_tail=("ValueError: a",)), WorkerEnd(1, 1, 81.0)]
     outcomes = [
         Outcome(Case(loss=0.05)),

@@ -67,7 +67,7 @@ def one_setup(**seconds):
     return Setup(**place, speed=100.0, records=found)
 
 
-def test_losses_are_counted_beside_the_best_of_each_baseline():
+def test_losses_are_counted_against_the_best_of_each_baseline():
     first = one_setup(no_compression=0.4, ddp=0.2, cast=0.1, adacomp=0.05, top_k=0.15, nothing=0.01)
     other = one_setup(no_compression=0.1, cast=0.09, top_k=0.3, nothing=0.01)
     scores = checklist.scores([first, other])
@@ -85,7 +85,7 @@ def test_losses_are_counted_beside_the_best_of_each_baseline():
     assert f"| adacomp | 0 of 1 | 0 of 1 | 0 of 1 | {ratios} | yes |" in text
 
 
-def test_a_step_is_beside_a_fully_used_link_and_a_free_network():
+def test_a_step_is_compared_with_a_fully_used_link_and_a_free_network():
     setup = one_setup(no_compression=0.4, ddp=0.2, cast=0.1, adacomp=0.05, nothing=0.04)
     setup.records["adacomp"]["stages"] = {"encode": 0.003, "decode": 0.002}
     lines, ddp = list(checklist.steps([setup])), jobs.TORCH_ALL_REDUCE
@@ -111,7 +111,7 @@ def test_the_model_finds_the_costs_of_a_world_that_obeys_it(measured):
     assert (cost.latency, cost.each) == (pytest.approx(LATENCY), pytest.approx(EACH))
 
 
-def test_the_error_is_that_of_the_setups_that_were_held_out(measured):
+def test_the_error_is_computed_on_held_out_setups(measured):
     changed = {**measured, "records": [dict(one) for one in measured["records"]]}
     for one in changed["records"]:
         if one["link"] == "1 Gbit/s" and one["contender"] == "cast" and one["workers"] == 2:
@@ -149,7 +149,7 @@ def test_records_keep_the_quantiles_and_the_later_run(measured, tmp_path):
         ((1.0, 0.97, 0.96), "no"),
     ],
 )
-def test_what_is_worth_it(seconds, words):
+def test_compression_pays_on_slow_links(seconds, words):
     assert Steps(*seconds).verdict() == words
 
 
@@ -192,7 +192,7 @@ def trained(**sooner_than_dense):
     return {"task": "digits", "workers": 2, "link": "1 Gbit/s", "rows": rows}
 
 
-def test_what_never_gets_there_loses():
+def test_a_run_that_never_reaches_the_goal_loses():
     setup = trained(no_compression=[1, 1], cast=[2, 1.6], adacomp=[4, 8], qsgd=[9, None])
     text = "\n".join(sooner.details({"about": {"machine": "some"}, "setups": [setup]}))
     assert "| adacomp | 6.0 (4.0 to 8.0) | 3.5 (2.0 to 5.0) | 60% | 20.0 |" in text

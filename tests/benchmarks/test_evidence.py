@@ -158,7 +158,7 @@ def test_verdicts_follow_from_the_records(name, changed, expected):
     assert verdict(name, **changed) == expected
 
 
-def test_ratios_are_those_of_each_kind_of_layer():
+def test_ratios_are_computed_for_each_kind_of_layer():
     claim = CLAIMS["adacomp/ratios"]
     results = {label: [record(run)] for label, run in claim.runs.items()}
     outcome = claim.check(results)
@@ -246,7 +246,7 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
     assert "not run yet" in page
 
 
-def test_a_run_in_a_process_of_its_own_leaves_its_record(tmp_path):
+def test_a_run_in_a_separate_process_writes_its_record(tmp_path):
     good = Training("digits", 2, 0, 4, "adacomp")
     bad = Training("digits", 3, 0, 4)  # they cannot share a batch of 64
     told = []
@@ -304,7 +304,7 @@ def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
         (["--seeds", "11"], "11 is not in the range"),
     ],
 )
-def test_what_cannot_be_run_is_refused(args, words, tmp_path, monkeypatch):
+def test_impossible_runs_are_refused(args, words, tmp_path, monkeypatch):
     monkeypatch.delenv("GRADCOMP_DATA", raising=False)
     refused = invoked(tmp_path, *args)
     assert refused.exit_code == 2, refused.output

@@ -21,7 +21,7 @@ def record(method, kind, payloads, seed=0, metric=0.9, plans=()):
     }
 
 
-def test_the_table_has_ratios_beside_the_default_and_the_share_of_planning():
+def test_the_table_has_ratios_to_the_default_and_the_share_of_planning():
     uniform = [100] * 8
     records = [
         record("no_compression", "no_compression", [1000] * 8, metric=0.92),

@@ -32,7 +32,7 @@ def measured(network, names):
 
 @pytest.mark.alone
 @shaped
-def test_links_carry_as_their_names_say_beside_each_other():
+def test_links_have_the_speeds_of_their_names_at_the_same_time():
     with links.network(2) as network:
         found = measured(network, ["10 Mbit/s", "100 Mbit/s", links.UNSHAPED, "100 Mbit/s"])
     speeds = {link: of_link["Mbit/s"] for link, of_link in found.items()}
@@ -132,7 +132,7 @@ def test_nothing_is_left_after_an_interruption(signum):
     assert name not in namespaces()
 
 
-def test_it_says_what_it_cannot_do(monkeypatch):
+def test_impossible_requests_are_errors(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     assert links.missing() == "Only root can make network namespaces."
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)

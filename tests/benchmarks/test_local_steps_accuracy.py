@@ -115,7 +115,7 @@ def test_all_of_a_grid_are_named_differently():
         (["--only", "shakespeare-*"], "Set GRADCOMP_DATA, or choose other tasks by --only"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(args, words, tmp_path, monkeypatch):
+def test_impossible_trainings_are_refused(args, words, tmp_path, monkeypatch):
     monkeypatch.delenv("GRADCOMP_DATA", raising=False)
     refused = invoked(tmp_path, *args)
     assert refused.exit_code == 2, refused.output

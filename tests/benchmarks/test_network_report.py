@@ -128,7 +128,7 @@ def test_predictions_that_are_close_are_counted(measured):
     assert not network_forecasts.accuracy({("10 Mbit/s",): [record(jobs.ALL_REDUCE, [800])]})
 
 
-def test_what_was_chosen_is_compared_with_the_best_candidate(records):
+def test_the_choice_is_compared_with_the_best_candidate(records):
     chosen = record("auto", [22, 23, 21])
     table = {(jobs.MLP, 2, "100 Mbit/s"): [*records, chosen]}
     (cells,) = network_forecasts.choices(table)

@@ -11,7 +11,7 @@ def write(file, **ratios):
     return recorded.Recorded.read("1 x processor", file)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_records_that_are_written_can_be_read(tmp_path):
     file = tmp_path / "ratios.json"
     assert recorded.Recorded.read("1 x processor", file) is None
     assert write(file, encode=[1.234, 2]) == recorded.Recorded(
@@ -34,7 +34,7 @@ def test_a_kernel_that_takes_a_third_longer_is_named_with_its_ratios(tmp_path):
     assert "when recorded (1 x processor)" in slow["encode"]
 
 
-def test_what_is_slower_beside_one_floor_only_is_due_to_the_machine(tmp_path):
+def test_a_kernel_slower_relative_to_one_floor_only_is_due_to_the_machine(tmp_path):
     of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
     for ratios in ([4.0, 3.0], [2.0, 9.0]):
         assert recorded.slower({"encode": ratios}, of_record) == {}
@@ -57,7 +57,7 @@ def test_of_two_measurements_the_lesser_ratios_count():
 
 
 @pytest.mark.parametrize("label", ["AdaComp encode, bins of 50", "AdaComp decode of 2, bins of 50"])
-def test_kernels_are_measured_beside_both_floors(monkeypatch, label):
+def test_kernels_are_measured_relative_to_both_floors(monkeypatch, label):
     monkeypatch.setattr(kernels, "ELEMENTS", 100_000)
     measured = kernels.ratios([label])
     assert list(measured) == [label]
@@ -119,7 +119,7 @@ def test_fails_where_a_kernel_stays_slow(check):
     assert "encode:" not in result.output
 
 
-def test_passes_and_says_so_where_nothing_is_recorded(check):
+def test_the_check_passes_with_a_notice_without_a_record(check):
     result, asked = check(known="another")
     assert result.exit_code == 0
     assert asked == []

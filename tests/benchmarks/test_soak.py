@@ -58,7 +58,7 @@ def of_process(start, seconds, megabytes):
 
 
 @pytest.mark.parametrize(("per_second", "is_flat"), [(0.0, True), (0.02, False), (0.5, False)])
-def test_memory_that_grows_is_told_from_noise(per_second, is_flat):
+def test_growing_memory_is_distinguished_from_noise(per_second, is_flat):
     chance = random.Random(0)
     samples = [
         of_process(start, 300, lambda s: 200 + min(s, 30) + per_second * s + chance.gauss(0, 0.1))

@@ -66,7 +66,7 @@ def test_near_enough_may_be_as_good(task, best, near):
     assert enough["seconds"] == pytest.approx(5)
 
 
-def test_what_is_never_reached_is_said():
+def test_a_goal_that_is_never_reached_is_reported():
     rows = compared(run(TEXT, DENSE, [2.0], 1.0), run(TEXT, "top_k", [3.0, 2.1], 0.1))
     row = rows["top_k", 0]
     assert row["seconds"] is None
@@ -118,7 +118,7 @@ def test_a_link_gives_each_curve_its_pace():
     assert [one.curve[-1] for one in runs] == [2.5, 3.5, 2.4, 3.4, 2.5, 3.5]
 
 
-def test_local_steps_are_methods_of_their_own():
+def test_local_steps_count_as_separate_methods():
     curves = [
         run(TEXT, DENSE, [4.0, 2.5], 0.0),
         run(TEXT, "top_k", [3.0, 2.5], 0.0),
@@ -206,7 +206,7 @@ def test_records_of_other_arguments_are_not_reused(tmp_path, monkeypatch):
         (["digits", "--workers", "3"], "3 workers cannot share 64 rows equally"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(args, words):
+def test_impossible_trainings_are_refused(args, words):
     result = CliRunner().invoke(time_to_accuracy.main, args)
     assert result.exit_code == 2
     assert words in result.output

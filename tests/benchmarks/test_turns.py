@@ -68,7 +68,7 @@ def test_contenders_take_turns(log):
     assert switches == 1 + 2 * (2 + 3 * 2)
 
 
-def test_what_keeps_a_residual_is_warmed_up(log):
+def test_contenders_with_a_residual_are_warmed_up(log):
     one_turn = dataclasses.replace(PLAN, links=())
     measure(log, one_turn)
     assert log.count("a") == 2
@@ -84,7 +84,7 @@ def test_a_plan_travels_on_the_command_line(monkeypatch):
     assert turns.Plan.from_command_line().network == PLAN.network
 
 
-def test_what_depends_on_the_link_is_made_anew_on_each(log):
+def test_contenders_that_depend_on_the_link_are_recreated_on_each(log):
     a, b = Steps("a", log), Steps("b", log)
     made = []
 

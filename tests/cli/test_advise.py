@@ -56,7 +56,7 @@ def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F8
     assert "apply to its loopback and not to a cluster's network" in notes[0]
 
 
-def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F811
+def test_figures_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F811
     path = program("print('from the program')\n" + _joined(MODEL, LOOP))
     done = preloaded_gradcomp("advise", "-n", "2", "--json", path)
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ def test_several_replicas_of_a_worker_count_a_step_once(program):  # noqa: F811
     assert len(steps) in (13, 14)  # the program may begin one more before it is ended
 
 
-def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811
+def test_a_program_that_is_too_short_gets_an_error(program):  # noqa: F811
     short = "model.fit(x, y, batch_size=100, verbose=0)"
     done = preloaded_gradcomp("advise", "-n", "2", program(_joined(MODEL, short)))
     assert done.returncode == 1
@@ -125,7 +125,7 @@ def test_it_joins_a_job_as_one_of_its_workers(program):  # noqa: F811
         assert done.stdout == ("" if index else "[worker 0] 0 True\n")
 
 
-def test_what_a_worker_of_a_job_prints_is_not_in_the_json(program):  # noqa: F811
+def test_output_of_workers_is_not_in_the_json(program):  # noqa: F811
     path = program("print('hello'); open(os.environ['GRADCOMP_ADVISE'], 'w').write('{}')")
     job = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
     done = gradcomp("advise", "--json", path, env={"TF_CONFIG": job})

@@ -95,7 +95,7 @@ def test_each_worker_has_its_tf_config_and_environment():
     assert [watched.of(index)[1] for index in (0, 1)] == ["red None", "blue None"]
 
 
-def test_a_worker_may_have_a_place_of_its_own():
+def test_a_worker_may_have_its_own_namespace():
     result, watched = run(
         "print(os.environ['TF_CONFIG']); print(os.environ.get('PLACE'))",
         worker_prefix=[["env", "PLACE=attic"], []],
@@ -114,7 +114,7 @@ def test_the_last_words_of_a_killed_worker_are_kept():
     assert result.exit_code == 128 + 9
 
 
-def test_what_is_still_in_the_pipe_when_a_worker_is_seen_to_have_ended(monkeypatch):
+def test_output_left_in_the_pipe_of_an_ended_worker_is_read(monkeypatch):
     monkeypatch.setattr(LocalJob, "_read_output", lambda self, wait: time.sleep(wait))
     result, _ = run("sys.exit('the reason')", workers=1)
     assert result.first_failure.error == "the reason"
@@ -151,7 +151,7 @@ raise RuntimeError("lost worker 0")
     assert result.summary()[1].endswith("RuntimeError: lost worker 0")
 
 
-def test_without_grace_the_others_go_on(monkeypatch):
+def test_without_grace_the_others_continue(monkeypatch):
     monkeypatch.setattr("tf_gradcomp.launch.job._DEFAULT_GRACE", 0.0)
     source = "time.sleep(0.5 * index); print('end'); sys.exit(1 - index)"
     result, watched = run(source, grace=None)
@@ -159,7 +159,7 @@ def test_without_grace_the_others_go_on(monkeypatch):
     assert [end.returncode for end in result.ends] == [1, 0]
 
 
-def test_a_worker_that_ends_well_ends_nobody():
+def test_a_worker_that_ends_well_ends_no_other_worker():
     result, watched = run("time.sleep(0.6 * index); print('end')", grace=0)
     assert result.exit_code == 0
     assert watched.of(1) == ["end"]
@@ -232,7 +232,7 @@ if index == 0:
     assert "KeyboardInterrupt" in watched.of(0)[-1]  # It shows where it hung.
 
 
-def test_what_a_worker_has_started_ends_with_the_job():
+def test_processes_started_by_a_worker_end_with_the_job():
     source = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print(child.pid)
@@ -283,7 +283,7 @@ with LocalJob([sys.executable, "-c", program], 2, on_line=lambda *line: print(li
             wait_until_dead(pid)
 
 
-def test_a_reserved_port_is_given_to_nobody_but_a_server_that_asks_for_it():
+def test_only_a_server_that_asks_for_it_gets_a_reserved_port():
     ports = ReservedPorts(["localhost"] * 50)
     try:
         numbers = [int(address.rpartition(":")[2]) for address in ports.addresses]
@@ -409,7 +409,7 @@ LOST = "UnavailableError: Collective ops is aborted by: Socket closed"
         ([end(1, "a"), end(2, "a", index=1)], ["worker 0 died first", "worker 1 followed, after"]),
     ],
 )
-def test_who_is_named_as_the_cause(ends, words):
+def test_the_worker_that_caused_the_failure_is_named(ends, words):
     lines = JobResult(tuple(ends)).summary()
     assert len(lines) == len(words)
     for line, beginning in zip(lines, words, strict=True):

@@ -16,5 +16,5 @@ from tf_gradcomp.cli import plots
         ([], []),
     ],
 )
-def test_labels_move_apart_as_little_as_possible(places, apart):
+def test_labels_are_spaced_by_the_smallest_moves(places, apart):
     assert plots.spread(places, 0.1) == pytest.approx(apart)

@@ -121,6 +121,6 @@ def test_a_restarted_job_trains_as_one_whose_workers_live(program, tmp_path):  #
     assert died == lived
 
 
-def test_a_job_that_saves_nothing_is_told_so_at_the_start(program, tmp_path):  # noqa: F811
+def test_a_job_that_saves_nothing_gets_a_warning_at_the_start(program, tmp_path):  # noqa: F811
     _, log = train(program, tmp_path / "lived", "lives", "nothing")
     assert "gradcomp run would restart this job from zero" in log

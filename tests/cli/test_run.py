@@ -71,7 +71,7 @@ def preloaded_gradcomp(*args):
 
 
 @quick
-def test_output_is_prefixed_and_kept_apart(program):
+def test_output_is_prefixed_and_separated(program):
     path = program("print('one', index); print('two', index, file=sys.stderr)")
     done = gradcomp("run", "-n", "2", path)
     assert done.returncode == 0
@@ -257,7 +257,7 @@ def test_an_error_of_all_workers_is_printed_once(program):
     assert gradcomp("run", "-n", "3", "-v", path).stderr.count("Traceback") == 3
 
 
-def test_a_traceback_that_ends_nobody_is_shown_soon(program):
+def test_a_traceback_that_ends_no_worker_is_shown_soon(program):
     path = program(
         """
         if index == 0:
@@ -363,7 +363,7 @@ def test_after_ctrl_c_an_error_in_the_clean_up_is_shown(program):
         (["--grace", "0.5", "--timeout", "3"], [], 124),
     ],
 )
-def test_a_job_whose_output_nobody_reads_can_be_ended(program, tmp_path, options, signals, code):
+def test_a_job_with_unread_output_can_be_ended(program, tmp_path, options, signals, code):
     begun = tmp_path / "begun"
     path = program(
         f"""
@@ -500,7 +500,7 @@ def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
     assert {file.name for file in tmp_path.glob("cleaned*")} == {"cleaned0", "cleaned1"}
 
 
-def test_another_compressor_is_told_to_the_workers(program):
+def test_the_workers_get_another_compressor(program):
     path = program("print(os.environ.get('GRADCOMP_COMPRESSOR'))")
     env = {"GRADCOMP_COMPRESSOR": "cast"}
     for args, says in (
@@ -510,13 +510,13 @@ def test_another_compressor_is_told_to_the_workers(program):
         assert gradcomp("run", "-n", "1", *args, path, env=env).stdout == f"[worker 0] {says}\n"
 
 
-def test_the_heartbeat_timeout_is_told_to_the_workers(program):
+def test_the_workers_get_the_heartbeat_timeout(program):
     path = program("print(os.environ.get('GRADCOMP_HEARTBEAT_TIMEOUT'))")
     told = gradcomp("run", "-n", "1", "--heartbeat-timeout", "120", path).stdout
     assert told == "[worker 0] 120\n"
 
 
-def test_after_which_wait_to_report_is_told_to_the_workers(program):
+def test_the_workers_get_the_time_until_a_stall_is_reported(program):
     path = program("print(os.environ.get('GRADCOMP_STALL_AFTER'))")
     for given, told in (("90", "90"), ("1.5", "1.5"), ("0", "0")):
         done = gradcomp("run", "-n", "1", "--stall-after", given, path)
@@ -561,7 +561,7 @@ def run_with_gpus(each, workers, path, env):
     )
 
 
-def test_each_worker_gets_gpus_of_its_own(program, tmp_path):
+def test_each_worker_gets_its_own_gpus(program, tmp_path):
     path = program(PRINTS_GPUS)
     three = machine_with(tmp_path, "GPU 0: H200 (UUID: a)\n  MIG 1g (UUID: m)\nGPU 1: H200\nGPU 2:")
     assert gpus_of(run_with_gpus(1, 3, path, three)) == ["0 0", "1 1", "2 2"]

@@ -46,7 +46,7 @@ def test_slurms_counts_are_read():
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
 
 
-def test_workers_of_a_slurm_step_have_addresses_of_their_own():
+def test_workers_of_a_slurm_step_have_their_own_addresses():
     addresses = slurm_addresses(SLURM)
     assert [address.partition(":")[0] for address in addresses] == ["gpu08", "gpu08", "gpu09"]
     assert len(set(addresses)) == 3
@@ -80,7 +80,7 @@ def test_tasks_that_are_not_in_blocks_are_refused():
         (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, 1)),  # srun --mpi=pmi2
     ],
 )
-def test_who_has_started_this_process(env, rank):
+def test_the_launcher_of_this_process_is_found(env, rank):
     found = scheduled(env)
     assert (found and (found.scheduler, found.rank, found.size, found.here)) == rank
 
@@ -111,7 +111,7 @@ def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
         (["--horovod"], "ranks of Horovod need no gradcomp run"),
     ],
 )
-def test_what_is_for_one_machine_is_refused_under_a_scheduler(program, args, message):  # noqa: F811
+def test_options_for_one_machine_are_refused_under_a_scheduler(program, args, message):  # noqa: F811
     done = gradcomp("run", *args, program(""), env=SLURM)
     assert done.returncode == 2
     assert message in done.stderr

@@ -171,7 +171,7 @@ def test_an_endless_dataset_of_slices_alone_is_trained_for_its_steps(tmp_path):
     assert "| no_compression | 2 |" in (folder / "simulation.md").read_text()
 
 
-def test_says_after_each_epoch_how_far_it_is_where_no_bar_can_be_shown(program, tmp_path):
+def test_each_epoch_prints_a_line_without_a_progress_bar(program, tmp_path):
     options = ["-n", "2", "-c", "no_compression", "--epochs", "2", "--batch-size", "16"]
     result = simulate(program, *options, "--results", str(tmp_path / "results"), "--no-plot")
     epochs = [line for line in result.output.splitlines() if ": epoch " in line]
@@ -208,7 +208,7 @@ def test_a_program_without_a_task_is_refused_before_it_runs(tmp_path):
     assert "has no function 'simulation_task'" in result.output
 
 
-def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
+def test_fewer_bytes_in_the_table_equal_the_verdict():
     history = {"sent_bytes": [100.0, 300.0], "wire_ratio": [90.0, 10.0]}
     run = Simulated("adacomp", 2, 0, 0.0, history, {})
     assert _fewer_sent([run]) == (100 * 90 + 300 * 10) / 400
@@ -251,7 +251,7 @@ def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
         ("", ["--results", "/dev/null/here"], "Cannot create the folder"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(program, suffix, options, message):
+def test_errors_come_before_anything_runs(program, suffix, options, message):
     if "--results" not in options:
         options = [*options, "--results", str(program.parent / "results")]
     result = simulate(f"{program}{suffix}", *options)

@@ -37,7 +37,7 @@ def test_worker_0_is_chief_where_there_is_no_other():
     assert read({"cluster": CLUSTER, "task": {"type": "worker", "index": 0}}).is_chief
 
 
-def test_what_tensorflow_takes_is_taken():
+def test_settings_that_tensorflow_accepts_are_accepted():
     task = {"type": "evaluator", "index": "0", "trial": "1"}
     config = read({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc", "environment": "cloud"})
     assert (config.task_type, config.task_index, config.rank) == ("evaluator", 0, None)

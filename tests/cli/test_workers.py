@@ -108,7 +108,7 @@ def test_a_killed_worker_is_gone_with_what_it_has_started():
             wait_until_dead(int(pid))
 
 
-def test_what_a_worker_has_started_ends_with_it():
+def test_processes_started_by_a_worker_end_with_it():
     program = """
     import subprocess, sys
     print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid)
@@ -138,7 +138,7 @@ def test_an_interruption_reaches_the_worker():
     assert (worker.returncode, worker.stdout) == (0, "up\nsaved")
 
 
-def test_workers_draw_and_hash_as_processes_of_their_own():
+def test_workers_draw_and_hash_like_separate_processes():
     program = "import random, numpy; print(hash('a'), random.random(), numpy.random.random())"
     drawn = [worker.stdout.split() for worker in run_workers(program, 2)]
     drawn += [worker.stdout.split() for worker in run_workers(program, 2)]

@@ -12,7 +12,7 @@ def spec(kind="dense", path="dense/kernel", shape=(30, 20)):
     return GradientSpec(path, shape, "float32", kind)
 
 
-def test_default_bins_are_those_of_the_paper():
+def test_default_bins_equal_the_papers():
     sizes = {kind: AdaComp().bin_sizes.of(spec(kind)) for kind in LAYER_KINDS}
     assert sizes == {
         "convolution": 50,

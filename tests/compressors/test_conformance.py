@@ -136,7 +136,7 @@ def test_conservation_over_steps(method, size):
 
 
 @every_class
-def test_says_which_gradients_wait_in_the_residual(method):
+def test_delayed_reports_gradients_that_wait_in_the_residual(method):
     """The momentum of Adam depends on it."""
     gradients = random_gradients([(64, 25), (3, 3, 4, 8), (200,), (1,)], 2)
     specs = specs_of(gradients[0])

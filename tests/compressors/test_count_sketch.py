@@ -61,7 +61,7 @@ def test_bytes_do_not_grow_with_the_number_of_replicas():
         assert outcome.sent_bytes[0] == pytest.approx(2 * (size - 1) / size * given, abs=2)
 
 
-def test_what_no_sketch_makes_smaller_is_summed_whole():
+def test_tensors_that_a_sketch_would_not_shrink_are_summed_whole():
     gradients = [[np.ones((5, 6), np.float32), np.ones(40, np.float32)]] * 2
     compressor, specs = CountSketch(0.1), specs_of(gradients[0])
     assert compressor.delayed(specs) == [False, False]

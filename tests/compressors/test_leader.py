@@ -28,7 +28,7 @@ def test_each_replica_leads_once_in_so_many_steps(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_lead_about_equally_often_in_steps_that_are_any_fixed_number_apart(size):
+def test_all_lead_about_equally_often_in_steps_at_any_fixed_interval(size):
     for distance in range(1, 2 * size + 1):
         for first in range(distance):
             steps = range(first, first + 60 * size * distance, distance)

@@ -99,7 +99,7 @@ def lost(before, given, outcome):
 # The autoencoder.
 
 
-def test_parameters_and_lengths_are_those_of_the_specification():
+def test_parameters_and_lengths_equal_the_specification():
     paper = Architecture()
     output = (33, 34)
     assert [paper.parameters(innovations) for innovations in (False, True)] == [216_677, 216_678]
@@ -311,7 +311,7 @@ def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponen
 
 @every_pattern
 @pytest.mark.parametrize("zero", [0, 1])  # who leads, and another one
-def test_what_is_decoded_of_a_replica_of_zeros_is_zeros(pattern, zero):
+def test_the_decoding_of_zeros_is_zeros(pattern, zero):
     """An autoencoder makes something of zeros, and it would be far more than small gradients."""
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     lockstep = in_phase(CODING, compressor)
@@ -462,7 +462,7 @@ def resnet50(replicas, stem, added=0, index_bytes=2):
     return sizes, added
 
 
-def test_ratios_are_those_of_the_specification():
+def test_ratios_equal_the_specification():
     narrow, wide = 1728, 9408  # elements of a first kernel of 3 x 3 and of 7 x 7
     top_k = [resnet50(1, stem)[0] for stem in (wide, narrow)]
     assert [sizes.ratio(sizes.top_k()) for sizes in top_k] == pytest.approx([527, 636], rel=3e-3)
@@ -481,7 +481,7 @@ def test_ratios_are_those_of_the_specification():
 
 
 @every_pattern
-def test_counted_bytes_are_those_of_the_formulas(pattern):
+def test_counted_bytes_equal_the_formulas(pattern):
     compressor = LGC(pattern, density=0.1, dense_steps=0, innovation=0.04)
     outcome = in_phase(CODING, compressor, size=2).step(gradients(0, 2))
     dense, coded, plain = 1200 + 30, 120 + 130, 180

@@ -383,7 +383,9 @@ def uneven_sums():
         (1, math.nan, "not finite"),
     ],
 )
-def test_without_a_budget_the_own_settings_are_kept_and_it_is_said(budget, scale, reason, caplog):
+def test_without_a_budget_the_methods_own_settings_stay_with_a_notice(
+    budget, scale, reason, caplog
+):
     planner = planner_of(LGreCo(QSGD(4), budget=budget))
     sums = [scale * total for total in random_gradients([(60, 80), (40, 60)], 1)[0]]
     tf.get_logger().propagate = True
@@ -419,7 +421,7 @@ def test_without_gradients_since_the_last_plan_it_stays(reference, caplog):
         np.testing.assert_array_equal(variable, value)
 
 
-def test_what_is_exchanged_in_no_step_has_no_part_in_the_plan():
+def test_variables_that_are_never_exchanged_are_outside_the_plan():
     """Such as a large table, whose gradients are sent as slices: it has no error, and no bytes."""
     lgreco, table = LGreCo(TopK(0.01)), np.zeros((5000, 60), "float32")
     first, last = uneven_sums()
@@ -502,6 +504,6 @@ def test_one_replica_has_nothing_to_plan():
         ({"reference": "steady"}, "reference must be 'uniform' or 'accordion'; received 'steady'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(arguments, message):
+def test_impossible_plans_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         LGreCo(**arguments)

@@ -203,7 +203,7 @@ def test_with_the_same_gradient_it_comes_close_to_the_best_of_its_rank(compresso
 
 
 @both
-def test_what_is_shared_is_equal_on_all_replicas(compressor, name):
+def test_shared_state_is_equal_on_all_replicas(compressor, name):
     gradients = [[normal(70, 60, seed=seed), normal(3, 3, 9, 20, seed=9)] for seed in range(3)]
     outcome = lockstep_of(compressor, gradients).step(gradients)
     for other in outcome.state[1:]:
@@ -223,7 +223,7 @@ def test_what_is_shared_is_equal_on_all_replicas(compressor, name):
     ],
     ids=["left", "right", "own"],
 )
-def test_what_overflows_skips_the_step_and_is_dropped(values, is_given):
+def test_sums_that_overflow_skip_the_step_and_are_dropped(values, is_given):
     warm_up = [[normal(64, 64, seed=i)] for i in range(len(values))]
     lockstep = lockstep_of(PowerSGD(), warm_up)
     before = lockstep.step(warm_up).state
@@ -300,7 +300,7 @@ def test_alternating_sends_a_gradient_of_no_higher_rank_within_two_steps(true_ra
 
 @pytest.mark.parametrize("steps_before", [1, 2], ids=["Q is sent", "P is sent"])
 @pytest.mark.parametrize("values", [[2e38, 2e38], [2e38, -2e38]], ids=["the sum", "the own"])
-def test_what_overflows_as_alternating_sends_it_is_dropped(values, steps_before):
+def test_gradients_that_overflow_in_alternating_steps_are_dropped(values, steps_before):
     """Products with P or Q, or their sum, are too large."""
     warm_up = [[normal(64, 64, seed=i), normal(9)] for i in range(2)]
     lockstep = lockstep_of(PowerSGD(alternate=True), warm_up)
@@ -316,7 +316,7 @@ def test_what_overflows_as_alternating_sends_it_is_dropped(values, steps_before)
     assert lockstep.step(warm_up).finite == [True, True]
 
 
-def test_alternating_begins_anew_after_a_step_without_a_gradient():
+def test_alternating_restarts_after_a_step_without_a_gradient():
     zeros = [[np.zeros((50, 40), np.float32)]] * 2
     gradients = [[normal(50, 40, seed=seed)] for seed in range(2)]
     lockstep = lockstep_of(PowerSGD(alternate=True), gradients)

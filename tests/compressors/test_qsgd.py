@@ -110,7 +110,7 @@ def test_the_payload_ratio_is_the_papers(bits):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_what_is_sent_is_within_a_unit_or_half_a_unit(bits, stochastic):
+def test_sent_values_are_within_a_unit_or_half_a_unit(bits, stochastic):
     gradient = normal((64, 1024))
     (reduced,) = step(QSGD(bits, stochastic=stochastic), [[gradient]]).reduced[0]
     unit = (gradient.max(axis=1) - gradient.min(axis=1)) / (2**bits - 1)
@@ -146,7 +146,7 @@ def test_rounding_to_the_nearest_is_biased_and_the_residual_makes_up_for_it():
     np.testing.assert_allclose(np.mean(sent, axis=0), gradient, atol=0.02)
 
 
-def test_replicas_steps_variables_and_seeds_draw_numbers_of_their_own():
+def test_replicas_steps_variables_and_seeds_draw_different_numbers():
     gradient = normal((4, 64))
 
     def levels(outcome, replica=0, tensor=0):

@@ -44,7 +44,7 @@ def test_a_class_may_be_defined_again():
 
 
 @pytest.mark.parametrize("base", [compressors.Compressor, compressors.TopK])
-def test_a_class_without_a_name_of_its_own_is_refused_when_it_is_made(base):
+def test_a_class_without_its_own_name_is_refused_at_its_definition(base):
     """A file of it would be read as its base class."""
 
     class Nameless(base):

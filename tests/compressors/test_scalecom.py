@@ -86,7 +86,7 @@ def test_at_rate_1_it_is_the_dense_sum():
 
 
 @pytest.mark.parametrize("value_bits", [32, 16, 4])
-def test_a_small_variable_is_sent_beside_large_gradients(value_bits):
+def test_a_small_variable_is_sent_despite_large_gradients(value_bits):
     """A head of two outputs or a LayerNorm scale would wait for ever in a chunk with others."""
     shapes = {"a/kernel": (30, 40), "a/bias": (40,), "b/bias": (2,), "b/kernel": (40, 10)}
     specs = [Policy().spec(path, shape, "float32") for path, shape in shapes.items()]
@@ -144,7 +144,7 @@ def test_gathered_bytes_do_grow():
     assert many > 10 * few
 
 
-def test_payload_ratio_is_that_of_values_and_offset_bits():
+def test_payload_ratio_counts_values_and_offset_bits():
     for rate, expected in ((25, 21.6), (50, 42.1), (400, 312)):
         gradients = [[normal(40_000_0, 0)]]
         lockstep = Lockstep(ScaleCom(rate), specs_of(gradients[0]), 1)

@@ -44,7 +44,7 @@ def test_at_least_one_entry_is_sent_and_fractions_are_rounded_down(density, elem
     ("density", "elements"),
     [(1, 7), (0.5, 10), (0.99, 7), (0.01, 2), (0.01, 1), (0.01, 0), (None, 7)],
 )
-def test_a_variable_of_which_half_is_sent_or_more_is_sent_whole(density, elements):
+def test_a_variable_is_sent_whole_if_at_least_half_of_it_is_sent(density, elements):
     """With their indices, half of the entries take as many bytes as all without."""
     assert TopK(density).settings([spec(elements)])[0] == 0
 
@@ -91,7 +91,7 @@ def test_the_payload_has_one_length_and_64_bits_for_each_entry():
 
 
 @pytest.mark.parametrize(("density", "ratio"), [(0.01, 43.31), (0.001, 194.3)])
-def test_the_counted_ratio_is_that_of_the_papers_formula(density, ratio):
+def test_the_counted_ratio_equals_the_papers_formula(density, ratio):
     """64 max(1, floor(p N)) bits, and 32 for each element of a vector."""
     model = keras.applications.ResNet50(weights=None)
     policy = Policy.from_model(model)
@@ -196,7 +196,7 @@ def test_golden_run_with_momentum():
     assert state[RESIDUAL][0].tolist() == [1, 0, -0.5, 0]
 
 
-def test_what_was_sent_and_stays_is_what_was_there_plus_the_velocity():
+def test_sent_plus_residual_equals_the_old_residual_plus_the_velocity():
     shapes = [(64, 25), (77,)]
     lockstep = Lockstep(TopK(0.05, momentum=0.9), specs_of(random_gradients(shapes, 1)[0]), 3)
     for seed in range(20):

@@ -41,7 +41,7 @@ def test_other_numbers_of_bits_equal_the_oracle(bits):
 
 
 @every_number
-def test_the_entries_and_dense_variables_are_those_of_32_bits(bits):
+def test_the_entries_and_dense_variables_equal_32_bits(bits):
     gradients = random_gradients([(40, 30), (500,), (20, 7)], 3)
     compressor = {
         value_bits: ScaleCom(20, overrides={"_2": None}, value_bits=value_bits)
@@ -64,7 +64,7 @@ def test_values_are_levels_of_the_largest_or_signs_of_the_mean():
 
 
 @pytest.mark.parametrize(("replicas", "scale"), [(1, 1.0), (3, 2.0**100), (3, 2.0**-60), (64, 1.0)])
-def test_sums_of_16_bits_are_exact_whatever_their_size(replicas, scale):
+def test_sums_of_16_bits_are_exact_at_any_size(replicas, scale):
     gradients = [
         [np.float32(scale) * np.rint(100 * g)] for (g,) in random_gradients([(40, 30)], replicas)
     ]
@@ -78,7 +78,7 @@ def test_sums_of_16_bits_are_exact_whatever_their_size(replicas, scale):
 
 @every_number
 @pytest.mark.parametrize("leaders", [0.0, 1e-42, 3e38], ids=repr)
-def test_whatever_the_leader_has_nothing_is_lost(bits, leaders):
+def test_nothing_is_lost_for_any_entries_of_the_leader(bits, leaders):
     gradients = random_gradients([(40, 30)], 2)
     gradients[0][0][:] = leaders
     outcome = step_of(ScaleCom(20, value_bits=bits), gradients)
@@ -114,7 +114,7 @@ def test_rounding_errors_are_sent_later(bits):
 @pytest.mark.parametrize(
     ("bits", "value_bytes"), [(16, 400 + 2), (8, 200 + 56 + 4), (4, 100 + 56 + 4), (1, 28 + 56 + 4)]
 )
-def test_bytes_are_those_of_offsets_scale_and_codes(bits, value_bytes):
+def test_bytes_count_offsets_scale_and_codes(bits, value_bytes):
     gradients = random_gradients([(200, 400)], 4)
     outcome = step_of(ScaleCom(400, value_bits=bits), gradients)
     offsets = 4 * -(-200 * 9 // 32) + (4 if bits == 16 else 0)

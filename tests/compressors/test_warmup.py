@@ -87,7 +87,7 @@ class WarmingUp:
 @pytest.mark.parametrize(
     ("warmup", "left"), [("cast", 4e4), ("cast", 1e5), ("no_compression", 2.5e38)]
 )
-def test_what_was_left_and_is_too_large_as_a_sum_costs_one_step(warmup, left):
+def test_residuals_whose_sum_is_too_large_cost_one_step(warmup, left):
     job = WarmingUp(warmup, left)
     total, finite = job.step([1.0, 2.0])
     assert not finite
@@ -101,7 +101,7 @@ def test_what_was_left_and_is_too_large_as_a_sum_costs_one_step(warmup, left):
 
 @pytest.mark.parametrize("warmup", ["cast", "no_compression"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_was_left_stays_where_a_gradient_is_not_finite(warmup, bad):
+def test_the_residual_stays_where_a_gradient_is_not_finite(warmup, bad):
     job = WarmingUp(warmup, 16.0)
     assert not job.step([1.0, bad])[1]
     assert job.left == [16, 16]
@@ -113,7 +113,7 @@ def test_what_was_left_stays_where_a_gradient_is_not_finite(warmup, bad):
     assert job.left == [0, 0]
 
 
-def test_a_warmup_may_have_one_of_its_own():
+def test_a_warmup_may_have_its_own_warmup():
     schedule = AdaComp(500, warmup_steps=4, warmup=AdaComp(20, warmup_steps=2))
     sizes = [outcome.payload_bytes[0] for outcome in outcomes(schedule, 6)]
     assert sizes[0] == sizes[1] == 4 * sum(np.prod(shape) for shape in SHAPES)

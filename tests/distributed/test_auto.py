@@ -36,14 +36,14 @@ def test_all_workers_choose_the_same_and_train_alike(workers, way):
     assert first["slots"] == second["slots"]
 
 
-def test_preconditioning_is_that_of_the_choice_and_state_of_all(workers, way):
+def test_preconditioning_follows_the_choice_and_state_covers_all_candidates(workers, way):
     for worker in workers:
         in_front = way == "optimizer"  # the strategy knows no optimizer
         assert worker["preconditioned"] == (worker["helped"] and in_front)
         assert worker["state"] == (["residual", "second_moment"] if in_front else [])
 
 
-def test_one_line_of_the_chief_says_what_was_chosen_and_predicted(jobs, workers, way):
+def test_the_chief_logs_the_choice_and_the_predictions_in_one_line(jobs, workers, way):
     of_each = [
         [line for line in job.stderr.splitlines() if "the probe predicted" in line] for job in jobs
     ]
@@ -61,7 +61,7 @@ def test_all_workers_are_given_the_same_advice(workers):
     assert first["best"] == "no_compression"  # nothing saves a twentieth of what is computed
 
 
-def test_what_methods_would_send_is_known(workers):
+def test_payload_bytes_of_methods_are_known(workers):
     dense, top_k, adacomp = (payload for _, _, payload in workers[0]["predicted"])
     assert dense == 4 * (8 * 32 + 32 + 32 * 3 + 3) + 4  # with a tag
     assert 0 < adacomp < dense

@@ -48,7 +48,7 @@ def test_sum_of_residuals_is_restored_from(loaded, saved, format_):
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_training_goes_on_from(loaded, format_):
+def test_training_resumes_from(loaded, format_):
     alone = len(loaded) == 1
     for worker in loaded:
         after = worker[format_]
@@ -76,7 +76,7 @@ def test_checkpoint_of_the_bare_optimizer_keeps_its_slots_and_starts_residuals_a
         assert restored["finite later"]
 
 
-def test_each_worker_saves_to_a_path_of_its_own(saved, folder):
+def test_each_worker_saves_to_its_own_path(saved, folder):
     for path in ("whole.keras", "only.weights.h5", "optimizer/tf.index"):
         own = Path(path).parent / "worker-1" / Path(path).name
         assert (folder / path).is_file()

@@ -37,7 +37,7 @@ def test_the_chief_alone_warns_and_once(workers):
     assert told == [1, 0]
 
 
-def test_the_cosine_is_that_of_all_residuals_together():
+def test_the_cosine_covers_all_residuals():
     waiting = Waiting()
     assert math.isnan(waiting.cosine([np.array([[3.0, 0.0]]), np.array([0.0])]))
     assert waiting.cosine([np.array([[3.0, 0.0]]), np.array([4.0])]) == 0.6

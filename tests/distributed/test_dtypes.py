@@ -33,7 +33,7 @@ def seen(way):
 
 
 @pytest.mark.parametrize("check", ["state", "predictions"])
-def test_all_bits_are_those_of_one_process_in(check):
+def test_all_bits_equal_one_process_in(check):
     first, second = (worker[check] for worker in seen("unwrapped"))
     assert first == second
     assert first == seen("alone")[0][check]

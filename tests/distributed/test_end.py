@@ -31,7 +31,7 @@ print("trained", flush=True)
 
 
 @pytest.mark.parametrize("door", ["optimizer", "strategy"])
-def test_python_takes_a_job_apart_without_a_word(door):
+def test_python_tears_down_a_job_silently(door):
     for worker in run_workers(PROGRAM, args=[door]):
         assert worker.stdout.endswith("trained")
         lines = [line for line in worker.stderr.splitlines() if "oneDNN" not in line]

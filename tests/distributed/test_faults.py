@@ -131,7 +131,7 @@ def mismatches():
         *((method, "compressor") for method in compressors.names()),
     ],
 )
-def test_every_worker_is_told_what_differs_in(mismatches, what, named):
+def test_every_worker_reports_the_difference_in(mismatches, what, named):
     for worker in mismatches:
         assert worker[what]["error"] == "WorkersDisagreeError"
         assert named in worker[what]["text"]
@@ -179,7 +179,7 @@ def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
 
 
 @pytest.mark.oldest
-def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
+def test_no_worker_hangs_after_a_leader_dies_before_its_broadcast():
     program = PROGRAMS / "leader_dies.py"
     survivor, leader = run_workers(program, 2, check=False)
     assert leader.returncode == -signal.SIGKILL

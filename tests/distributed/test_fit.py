@@ -152,7 +152,7 @@ def test_float8_layers_are_refused_where_keras_reduces():
         ("lora, with slots", "lora_kernel_a' was created outside the scope"),
     ],
 )
-def test_what_is_created_outside_of_the_scope_is_refused(what, message):
+def test_objects_created_outside_the_scope_are_refused(what, message):
     for report in seen("unwrapped"):
         assert message in report["out_of_scope"][what]
 
@@ -282,7 +282,7 @@ def test_values_of_each_class_keep_their_shape_in_keras_means():
         assert report["values_of_each_class"] == [1.5, 2.5, 4.5]
 
 
-def test_what_one_optimizer_has_not_sent_yet_is_not_applied_by_another():
+def test_the_residual_of_one_optimizer_is_not_applied_by_another():
     for report in seen("strategy"):
         assert report["two_optimizers"]["left"] > 1
         assert report["two_optimizers"]["moved"] == 0

@@ -57,7 +57,7 @@ def assert_goes_on(job, saved):
 
 
 @pytest.mark.parametrize("epoch", range(3))
-def test_a_job_goes_on_from_each_phase(trained, epoch):
+def test_a_job_resumes_from_each_phase(trained, epoch):
     saved = trained[0]["epochs"][epoch]
     for worker in trained:
         job = worker["jobs"][epoch]
@@ -68,7 +68,7 @@ def test_a_job_goes_on_from_each_phase(trained, epoch):
     assert trained[0]["jobs"][epoch]["restored"]["learnt"] == saved["learnt"]
 
 
-def test_more_workers_go_on_from_each_phase(trained, folder):
+def test_more_workers_resume_from_each_phase(trained, folder):
     resumed = [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
     for epoch in range(3):
         saved = trained[0]["epochs"][epoch]
@@ -86,7 +86,7 @@ def test_more_workers_go_on_from_each_phase(trained, folder):
                 assert one["told"] == two["told"]
 
 
-def test_a_job_that_is_killed_goes_on_from_its_last_epoch_with_more_workers(trained, tmp_path):
+def test_a_killed_job_resumes_from_its_last_epoch_with_more_workers(trained, tmp_path):
     """It learns then; the tests above go on from what was saved in each phase."""
     whole, step = trained[0], 12
     assert whole["phases"][step - 1] == 2

@@ -73,9 +73,7 @@ def test_both_ways_to_train_plan_alike_also_with_several_steps_in_an_execution(k
     [("killed", "killed_again", [False, True]), ("killed_again", "resumed", [True])],
     ids=["two workers, then three", "three, then two"],
 )
-def test_a_job_that_was_killed_amid_a_period_goes_on_with_plan_and_sums(
-    before, after, sums_left, request
-):
+def test_a_job_killed_within_a_period_resumes_with_plan_and_sums(before, after, sums_left, request):
     before, after = (request.getfixturevalue(job) for job in (before, after))
     assert before[1].returncode == -signal.SIGKILL
     saved = result(before[0])["epochs"][1]
@@ -92,7 +90,7 @@ def test_a_job_that_was_killed_amid_a_period_goes_on_with_plan_and_sums(
     assert of_all[0]["epochs"][0]["weights"] != saved["weights"]
 
 
-def test_workers_of_which_one_does_not_plan_end_at_the_start():
+def test_workers_end_at_the_start_if_one_does_not_plan():
     for worker in run_workers(PROGRAM.with_stem("one_plans"), 2):
         assert "LayerwisePlan(every='epoch')" in result(worker)
         assert "nobody" in result(worker)

@@ -46,7 +46,7 @@ def test_rounds_are_counted_and_logged(jobs):
         assert all(ratio > 1 for ratio in seen["logs"]["compression_ratio"])
 
 
-def test_logs_of_a_step_are_those_of_the_latest_exchange(jobs):
+def test_logs_of_a_step_come_from_the_latest_exchange(jobs):
     first, second = (job["in_fit"]["losses"] for job in jobs)
     assert first == second
     # Exchanges are in steps 1, 4 and 10; those after steps 5 and 7 are seen in the next step.
@@ -56,7 +56,7 @@ def test_logs_of_a_step_are_those_of_the_latest_exchange(jobs):
     assert first[-1] == pytest.approx(jobs[0]["in_fit"]["logs"]["loss"][-1], rel=1e-6)
 
 
-def test_a_worker_that_traces_its_step_alone_waits_for_nobody(jobs):
+def test_a_worker_that_traces_its_step_alone_does_not_wait(jobs):
     first, second = (job["on_batches"] for job in jobs)
     assert first == second
     latest = [1, 1, 1, 4, 4, 4, 7, 7]  # steps with an exchange

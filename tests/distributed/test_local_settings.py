@@ -146,7 +146,7 @@ def test_workers_of_different_speed_take_the_rounds_that_the_slow_one_needs(jobs
     assert first["traces"] == 1
 
 
-def test_workers_agree_on_the_rounds_whatever_they_measure(jobs):
+def test_workers_agree_on_the_rounds_for_any_measurements(jobs):
     first, second = (job["by_time"] for job in jobs)
     assert first["lengths"] == second["lengths"]
     assert set(first["lengths"]) <= {1, 2, 4}
@@ -244,7 +244,7 @@ def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_pa
     ("saved_by", "resumed_by", "before", "after"),
     [("rounds", "rounds", 2, 3), ("fragments", "fragments", 8, 3), ("fragments", "whole", 8, 1)],
 )
-def test_three_workers_go_on_where_two_have_saved_within_a_round(
+def test_three_workers_resume_from_a_save_of_two_within_a_round(
     resumed, saved_by, resumed_by, before, after
 ):
     two, three = [worker[saved_by] for worker in resumed[0]], [w[resumed_by] for w in resumed[1]]

@@ -165,7 +165,7 @@ def test_residual_decays_at_each_round(jobs):
     assert np.any(waits[0])
 
 
-def test_worker_with_a_gradient_that_is_not_finite_goes_on_alone(jobs):
+def test_worker_with_a_gradient_that_is_not_finite_continues_alone(jobs):
     rate, steps = 4.0, gradients(6)
     moved = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number, of_workers in enumerate(steps[:3]):
@@ -222,7 +222,7 @@ def test_chief_that_saves_alone_saves_the_common_weights(jobs):
 
 
 @pytest.mark.parametrize("method", ["top_k(density=0.1)", "no_compression"])
-def test_saving_ends_the_round_and_a_restored_job_goes_on_alike(jobs, method):
+def test_saving_ends_the_round_and_a_restored_job_continues_equally(jobs, method):
     of_jobs = [job["checkpoints"][method] for job in jobs]
     for seen in of_jobs:
         assert seen["saved"]["values"] == of_jobs[0]["saved"]["values"]
@@ -290,7 +290,7 @@ def test_an_overflow_costs_a_worker_the_round_of_that_fragment_alone(jobs):
     assert [job["overflowing_fragment"]["skipped"] for job in jobs] == [0, 1]
 
 
-def test_workers_with_rounds_of_different_lengths_are_told(jobs):
+def test_workers_with_rounds_of_different_lengths_get_errors(jobs):
     for job in jobs:
         by_length, by_fragments = job["other_number"]
         assert "local_steps' steps" in by_length
@@ -334,7 +334,7 @@ def test_settings_are_checked():
         gc.CompressedOptimizer(keras.optimizers.Adam(), precondition="local", local_steps=2)
 
 
-def test_what_cannot_take_local_steps_is_refused():
+def test_unsupported_settings_of_local_steps_are_refused():
     with mirrored(2).scope(), pytest.raises(ValueError, match="there is only one worker"):
         gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps=2)
     ranks = types.SimpleNamespace(by_strategy=False)

@@ -46,7 +46,7 @@ def test_weights_and_slots_are_bit_equal(workers, method):
 
 @quick
 @every_method
-def test_the_spoilt_step_is_skipped_by_all_and_training_goes_on(workers, method):
+def test_the_bad_step_is_skipped_by_all_and_training_continues(workers, method):
     for worker in workers:
         assert worker[method]["skipped"] == 1
         assert worker[method]["improved"]
@@ -69,7 +69,7 @@ def test_survivor_of_a_sum_ends_with_a_named_error():
 
 
 @pytest.mark.parametrize("method", STATES)
-def test_more_workers_go_on_from_a_backup(workers, resumed, method):
+def test_more_workers_resume_from_a_backup(workers, resumed, method):
     saved = workers[0][method]
     for worker in resumed:
         after = worker[method]
@@ -85,7 +85,7 @@ def test_more_workers_go_on_from_a_backup(workers, resumed, method):
 
 @quick
 @pytest.mark.parametrize("method", SUMMING)
-def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
+def test_sums_count_as_sent_in_a_ring(workers, method):
     for worker in workers:
         seen = worker[method]
         tag = {4: 4, 2: 8}[4 // SUMMING[method]]  # bytes, at most

@@ -88,7 +88,7 @@ def test_logs_are_written_once(workers, folder):
     assert len(list((folder / "logs").rglob("events.*"))) == 1
 
 
-def test_paths_of_their_own_are_kept(workers, folder):
+def test_separate_paths_are_used(workers, folder):
     assert all(worker["all"]["paths of their own"] for worker in workers)
     assert not list(folder.glob(".*"))  # nothing is left that was beside a file
 
@@ -98,7 +98,7 @@ def test_the_chief_alone_saves_what_was_collected_at_the_end_of_the_epoch(worker
     assert_holds(workers[0]["chief"][path], workers[0]["chief"]["sums"])
 
 
-def test_the_chief_alone_saves_its_own_elsewhere_and_says_so(workers, job):
+def test_a_chief_that_saves_alone_saves_its_own_state_with_a_notice(workers, job):
     chief = workers[0]["chief"]
     own = chief["own"]
     twice = [(2 * np.float32(value)).tolist() for value in own["second_moment"]]

@@ -126,7 +126,7 @@ def test_loop_that_updates_by_itself_trains_as_one_process(loop, loop_alone):
         assert worker["by_hand"]["digest"] == loop[0]["by_hand"]["digest"]
 
 
-def test_two_collectives_a_step_whatever_the_number_of_variables(loop):
+def test_two_collectives_a_step_for_any_number_of_variables(loop):
     if loop[0]["workers"] == 1:
         return  # MirroredStrategy uses none
     for worker in loop:

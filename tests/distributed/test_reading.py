@@ -46,14 +46,14 @@ def test_each_batch_of_a_py_dataset_is_evaluated_and_predicted_once(report, call
     assert sorted(numbers(report["py_datasets"][call])) == batches(0 if call == "predict" else 1)
 
 
-def test_what_evaluate_and_predict_return_is_that_of_one_process(report):
+def test_evaluate_and_predict_equal_one_process(report):
     found = report["py_datasets"]
     assert found["evaluate"]["returned"] == np.mean(batches(1))
     assert found["predict"]["returned"] == np.repeat(2 * np.arange(12), 2).tolist()
 
 
 @pytest.mark.parametrize("call", ["parts", "endless"])
-def test_epochs_of_a_part_of_a_py_dataset_go_on_where_the_last_one_ended(report, call):
+def test_epochs_of_a_part_of_a_py_dataset_continue_after_the_last_one(report, call):
     # batches that were read ahead are those of an earlier epoch
     assert [number % 100 for number in numbers(report["py_datasets"][call])] == batches(0)
 

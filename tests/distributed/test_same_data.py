@@ -25,7 +25,7 @@ def seen():
     return [{**result(worker), "stderr": worker.stderr} for worker in workers]
 
 
-def test_the_chief_tells_of_other_orders_and_what_to_do():
+def test_the_chief_reports_different_orders_with_advice():
     told = seen()[0]["orders"][0]
     for name, messages in told.items():
         assert len(messages) == 1, name
@@ -33,7 +33,7 @@ def test_the_chief_tells_of_other_orders_and_what_to_do():
             assert expected in messages[0], name
 
 
-def test_nothing_is_told_of_equal_orders_and_where_workers_may_differ():
+def test_equal_or_unknown_orders_are_not_reported():
     for report in seen():
         assert set(map(tuple, report["orders"][1].values())) == {()}
 
@@ -55,12 +55,12 @@ def test_statistics_stay_as_they_are_on_a_worker_without_rows(data):
         assert np.isfinite(found["history"]["val_loss"]).all()
 
 
-def test_a_worker_with_an_empty_batch_says_so_in_each_epoch():
+def test_a_worker_with_an_empty_batch_warns_in_each_epoch():
     counts = [report["stderr"].count("this worker got an empty batch") for report in seen()]
     assert counts == [0, 4]  # the second replica's, twice by arrays and twice by a dataset
 
 
-def test_a_last_batch_of_arrays_with_too_few_rows_is_told_before_training():
+def test_a_short_last_batch_of_arrays_is_reported_before_training():
     chief, other = (report["arrays"]["told"] for report in seen())
     assert any("1 rows for 2 replicas" in message for message in chief)
     assert other == []

@@ -47,6 +47,6 @@ def test_workers_count_their_steps_and_collectives_alike(stalls):
     assert first[0] % 2 == 0
 
 
-def test_the_end_of_a_wait_is_told_too(stalls):
+def test_the_end_of_a_wait_is_reported(stalls):
     # After the last one, the program ends before it is.
     assert stalls[1][0].stderr.count("Continues after") >= len(WAYS) - 1

@@ -143,7 +143,7 @@ def test_loss_scale_follows_what_all_replicas_saw(two_level):
         assert worker["mixed_float16"]["scale"] == 2**14  # half of Keras' initial one
 
 
-def test_a_plan_of_settings_is_that_of_one_replica_in_each_process(two_level, one_replica):
+def test_a_plan_equals_the_plan_of_one_replica_in_each_process(two_level, one_replica):
     plans = {str(worker["lgreco"]["plan"]) for worker in (*two_level, *one_replica)}
     assert len(plans) == 1
     assert len(set(two_level[0]["lgreco"]["plan"])) > 2  # sent whole, and two other settings
@@ -182,14 +182,14 @@ def test_nothing_is_lost_in_a_checkpoint(request, format_, job):
                 assert_close(value, expected, terms=4 + 1)  # a quarter of it, four times
 
 
-def test_what_one_replica_has_accumulated_is_shared_out_among_all(two_level, one_replica):
+def test_sums_accumulated_by_one_replica_are_divided_among_all(two_level, one_replica):
     ours, theirs = (workers[0]["taken over"] for workers in (two_level, one_replica))
     for total, expected in zip(ours, theirs, strict=True):
         assert_close(total, expected, terms=16 + 16 + 64 + 3)
         np.testing.assert_allclose(total, 1, atol=0.1)  # and the gradients of a step
 
 
-def test_training_goes_on_from_a_checkpoint_of_another_form(two_level, one_replica):
+def test_training_resumes_from_a_checkpoint_of_another_form(two_level, one_replica):
     for workers in (two_level, one_replica):
         later = [worker["loaded"]["later"] for worker in workers]
         assert len({digest for seen in later for digest in seen["replicas"]}) == 1

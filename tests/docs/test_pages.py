@@ -114,7 +114,7 @@ def test_a_model_predicts_the_same_without_its_wrapper(found):
         assert report["inference"]["optimizer"] == "Adam"
 
 
-def test_the_inner_optimizer_goes_on_alone(found, folder):
+def test_the_inner_optimizer_continues_alone(found, folder):
     names = programs.given(tf.distribute.get_strategy(), folder)
     exec(programs.code("inference", alone=True), names)
     adam = names["again"].optimizer

@@ -33,7 +33,7 @@ def named_tests():
     return sorted({test for cells in ROWS.values() for cell in cells for test in named_in(cell)})
 
 
-def test_the_table_is_that_of_the_tests():
+def test_the_table_matches_the_tests():
     rows, header = table()
     assert header == COLUMNS
     assert rows == {name: tuple(map(said, cells)) for name, cells in ROWS.items()}

@@ -26,7 +26,7 @@ def test_the_page_names_compressors():
 
 
 @pytest.mark.parametrize("text", sorted(set(named())))
-def test_what_is_recommended_can_be_given(text):
+def test_recommended_compressors_are_accepted(text):
     gc.compressors.get(text)
 
 

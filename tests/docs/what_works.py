@@ -100,7 +100,7 @@ ROWS = {
     "division by Adam's second moment": (
         [
             f"{STRATEGY}simulation_agrees.py::test_simulation_and_job_agree_step_by_step",
-            f"{STRATEGY}auto.py::test_preconditioning_is_that_of_the_choice_and_state_of_all",
+            f"{STRATEGY}auto.py::test_preconditioning_follows_the_choice_and_state_covers_all_candidates",
         ],
         [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
@@ -131,7 +131,7 @@ ROWS = {
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[SGD:adacomp:scaled]"],
     ),
     "all workers skip a step with a NaN": (
-        [f"{STRATEGY}methods.py::test_the_spoilt_step_is_skipped_by_all_and_training_goes_on"],
+        [f"{STRATEGY}methods.py::test_the_bad_step_is_skipped_by_all_and_training_continues"],
         [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
@@ -181,8 +181,8 @@ ROWS = {
     ),
     "resuming with another number of workers": (
         [
-            f"{STRATEGY}checkpoints.py::test_training_goes_on_from",
-            f"{STRATEGY}methods.py::test_more_workers_go_on_from_a_backup",
+            f"{STRATEGY}checkpoints.py::test_training_resumes_from",
+            f"{STRATEGY}methods.py::test_more_workers_resume_from_a_backup",
         ],
         [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
         [f"{KERAS2}three_go_on_from_a_job_of_two[strategy]"],
@@ -190,7 +190,7 @@ ROWS = {
     ),
     "an error when workers differ or die": (
         [
-            f"{STRATEGY}faults.py::test_every_worker_is_told_what_differs_in",
+            f"{STRATEGY}faults.py::test_every_worker_reports_the_difference_in",
             f"{STRATEGY}faults.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
         ],
         [

@@ -64,7 +64,7 @@ def test_the_oldest_tensorflow_has_no_newest_python(dev, monkeypatch):
         dev.check_python(dev.OLDEST)
 
 
-def test_keras_2_needs_an_old_python_and_says_so(dev, monkeypatch):
+def test_keras_2_needs_an_old_python(dev, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 12, 0))
     with pytest.raises(
         SystemExit, match=r"2\.15\.1 needs Python 3\.11.*python3\.11 dev\.py"

@@ -136,7 +136,7 @@ def test_digits_checkpoints(compressor):
     assert record["parameters"] == 151_306
 
 
-def test_a_text_of_ones_own(tmp_path):
+def test_a_custom_text(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("All work and no play makes a dull model. ☃\n" * 300)
     args = ["--dataset", text, "--epochs", "1", "--steps-per-epoch", "2"]

@@ -66,7 +66,7 @@ def test_the_shortest_example_learns_and_marks_its_three_lines():
     assert "Epoch" not in other.stdout
 
 
-def test_a_strategy_that_comes_too_late_says_so():
+def test_a_strategy_that_comes_too_late_is_an_error():
     program = """
     import sys
     import tensorflow as tf

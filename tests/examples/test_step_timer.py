@@ -34,6 +34,6 @@ def test_seconds_per_step_count_waiting_between_steps_and_leave_the_first_out(ti
     assert timed([60.0, 61.0, 62.0, 65.0, 66.0, 67.0, 70.0]) == pytest.approx(10 / 6)
 
 
-def test_epochs_are_timed_apart_and_one_of_one_step_has_no_figure(timed):
+def test_epochs_are_timed_separately_and_an_epoch_of_one_step_has_no_figure(timed):
     assert timed([5.0, 7.0]) == 2.0
     assert math.isnan(timed([100.0]))

@@ -78,7 +78,7 @@ def three_ranks():
         *(pytest.param("three_ranks", name, marks=quick) for name in FEW),
     ],
 )
-def test_dense_training_is_that_of_one_process_on_whole_batches(request, ranks, name):
+def test_dense_training_equals_one_process_on_whole_batches(request, ranks, name):
     seen = request.getfixturevalue(ranks)
     together = only([rank["by Horovod"][name] for rank in seen])
     alone = seen[0]["alone"][name]
@@ -142,7 +142,7 @@ def test_a_method_does_what_it_does_by_the_collectives_of_tensorflow(
 
 
 @quick
-def test_what_is_gathered_is_sent_without_padding(methods):
+def test_gathered_payloads_are_sent_without_padding(methods):
     ranks = [rank["adacomp"] for rank in methods]
     payloads = [rank["payload"] for rank in ranks]
     words = ranks[0]["exchanges"]  # that tell the length, one in each step
@@ -174,7 +174,7 @@ def loaded(saved, folder):
 
 @pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
 @pytest.mark.parametrize("way", SAVED)
-def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
+def test_another_job_resumes_from_the_save_of_rank_0(saved, loaded, job, way):
     of_workers = [worker[way] for worker in loaded[job]]
     for name in ("residual", "second_moment"):
         sums = [
@@ -198,7 +198,7 @@ def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers)
 
 
 @pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
-def test_a_job_that_goes_on_trains_together(loaded, job):
+def test_a_resumed_job_trains_on_all_workers(loaded, job):
     only([worker["later"] for worker in loaded[job]])
 
 
@@ -232,12 +232,12 @@ def fitted(folder):
         "several_steps_per_execution",
     ],
 )
-def test_ranks_stay_equal_whatever_fit_is_used_with(fitted, check):
+def test_ranks_stay_equal_with_all_options_of_fit(fitted, check):
     only([rank[check]["weights"] for rank in fitted])
     only([rank[check]["slots"] for rank in fitted])
 
 
-def test_two_models_are_told_apart(fitted):
+def test_two_models_are_distinguished(fitted):
     seen = only([(rank["two_models"]["both"], rank["two_models"]["exchanges"]) for rank in fitted])
     assert seen[1] == [6, 6]
 
@@ -252,7 +252,7 @@ def test_horovods_own_optimizer_still_does_nothing_under_keras_3(fitted):
     assert fitted[0]["stock"] != fitted[1]["stock"]
 
 
-def test_plans_and_logs_are_those_of_the_job(fitted):
+def test_plans_and_logs_equal_the_jobs(fitted):
     logs = fitted[0]["planned_and_monitored"]["logs"]
     assert logs["compression_ratio"] > 1
     assert logs["sent_bytes"] > 0
@@ -295,7 +295,7 @@ def test_an_optimizer_without_variables_is_built(fitted):
         assert rank["amid_a_round"]["nothing to train"] == [True, 0]
 
 
-def test_a_round_goes_on_after_an_end_of_data_that_was_not_known(fitted):
+def test_a_round_continues_after_an_unexpected_end_of_data(fitted):
     known, unknown = only([rank["amid_a_round"]["ends_of_data"] for rank in fitted])
     assert unknown == known
 
@@ -331,11 +331,11 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
         ("no group", "one of 2 processes.*group=.horovod."),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_way_out(fitted, what, message):
+def test_impossible_jobs_are_refused_with_an_alternative(fitted, what, message):
     assert re.search(message, only([rank["refused"] for rank in fitted])[what], re.DOTALL)
 
 
-def test_rank_0_is_chief_and_others_have_paths_of_their_own(fitted, folder):
+def test_rank_0_is_chief_and_others_have_their_own_paths(fitted, folder):
     assert [rank["chief"] for rank in fitted] == [True, False]
     assert [rank["path"] for rank in fitted] == [
         str(folder / "file"),
@@ -362,13 +362,13 @@ def disagreeing():
         ("other_data", "all workers): worker 0 has 2, worker 1 has 3"),
     ],
 )
-def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
+def test_ranks_report_their_differences(disagreeing, what, message):
     for rank in disagreeing:
         assert rank[what].startswith("WorkersDisagreeError: ")
         assert message in rank[what]
 
 
-def test_a_model_without_variables_and_layers_that_know_no_ranks_are_told_of(disagreeing):
+def test_a_model_without_variables_and_layers_unaware_of_ranks_are_reported(disagreeing):
     for rank in disagreeing:
         assert "'unbuilt' has no variables yet" in rank["no_variables"]
         assert "'batch_normalization' should have the statistics" in rank["synchronized_layers"]
@@ -402,7 +402,7 @@ def test_a_late_rank_is_named_and_the_others_end_with_an_error_when_it_is_killed
     assert "Horovod" in survivor.stderr
 
 
-def test_sets_of_processes_train_apart(tmp_path):
+def test_process_sets_train_separately(tmp_path):
     env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     seen = results(run_ranks("subsets.py", 3, [tmp_path / "backup"], env=env))
     gradient = np.arange(1.0, 5)  # times rank + 1
@@ -469,7 +469,7 @@ def test_hosts_save_what_all_of_their_ranks_have_accumulated(hosts):
     assert weights == pytest.approx([-total] * 3)
 
 
-def test_ranks_are_told_where_some_exchange_by_another_group(hosts):
+def test_ranks_report_an_exchange_by_another_group(hosts):
     of_build, of_making = only([rank["told"] for rank in hosts])
     assert "replicas: worker 0 has '2, a host each'" in of_build
     assert "worker 2 has '4, a replica each'" in of_build

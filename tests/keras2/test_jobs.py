@@ -105,7 +105,7 @@ def metrics():
 
 
 @pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
-def test_metrics_and_predictions_are_those_of_one_process(metrics, model):
+def test_metrics_and_predictions_equal_one_process(metrics, model):
     seen, alone = (of_one[model] for of_one in metrics)
     assert largest_difference(seen["predict"], alone["predict"]) <= MEASURED
     logs = [[*of_one["batches"], of_one["fit"], of_one["evaluate"]] for of_one in (seen, alone)]
@@ -144,7 +144,7 @@ def ranks():
         ),
     ],
 )
-def test_dense_training_is_that_of_one_process_on_whole_batches(request, alone, job, name):
+def test_dense_training_equals_one_process_on_whole_batches(request, alone, job, name):
     first, second = (worker[name] for worker in request.getfixturevalue(job))
     expected = alone[name]
     assert first == second
@@ -254,7 +254,7 @@ def saves(tmp_path_factory):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", SAVED)
-def test_a_job_goes_on_from_what_was_saved(saves, name, form):
+def test_a_job_resumes_from_its_save(saves, name, form):
     first, second = (worker[name] for worker in saves)
     assert sum(first["before"]["residuals"]) > 0
     for seen in (first, second):
@@ -268,10 +268,10 @@ def test_a_job_goes_on_from_what_was_saved(saves, name, form):
 
 @tf_keras
 @needs_horovod
-def test_ranks_of_horovod_go_on_from_what_was_saved(tmp_path):
+def test_ranks_of_horovod_resume_from_a_save(tmp_path):
     workers = by_horovod("saves.py", tmp_path, "legacy Adam")
     for form in FORMATS:
-        test_a_job_goes_on_from_what_was_saved(workers, "legacy Adam", form)
+        test_a_job_resumes_from_its_save(workers, "legacy Adam", form)
 
 
 @tf_keras
@@ -323,7 +323,7 @@ def test_several_steps_in_an_execution_train_as_one_by_one(callbacks):
     check_executions(callbacks)
 
 
-def test_callbacks_log_and_a_backup_is_gone_on_with(callbacks):
+def test_callbacks_log_and_a_job_resumes_from_a_backup(callbacks):
     check_callbacks(callbacks)
 
 
@@ -359,11 +359,11 @@ def three(tmp_path_factory):
 
 @tf_keras
 @needs_horovod
-def test_three_ranks_go_on_from_a_job_of_two(tmp_path):
+def test_three_ranks_resume_from_a_job_of_two(tmp_path):
     two = by_horovod("three.py", tmp_path)
     with horovod_workers(3) as run:
         ranks = run(PROGRAMS / "three.py", args=[tmp_path, "gone_on_with"])
-    test_three_go_on_from_a_job_of_two((two, ranks))
+    test_three_resume_from_a_job_of_two((two, ranks))
 
 
 def test_three_train_as_one_process_and_stay_equal(three, one_of_three):
@@ -375,7 +375,7 @@ def test_three_train_as_one_process_and_stay_equal(three, one_of_three):
     assert dense["iterations"] == one_of_three["iterations"]
 
 
-def test_three_go_on_from_a_job_of_two(three):
+def test_three_resume_from_a_job_of_two(three):
     saved, workers = three
     for worker in workers:
         seen = result(worker)["gone_on_with"]
@@ -384,7 +384,7 @@ def test_three_go_on_from_a_job_of_two(three):
         assert seen["later"] == result(workers[0])["gone_on_with"]["later"]
 
 
-def test_three_are_advised_and_told_what_differs(three):
+def test_three_get_advice_and_report_differences(three):
     for worker in three[1]:
         seen = result(worker)
         assert seen["advised"] == ["no_compression", "adacomp", "scalecom"]

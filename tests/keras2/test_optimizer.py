@@ -81,7 +81,7 @@ def test_config_round_trips(name):
     assert again.get_config() == optimizer.get_config()
 
 
-def test_a_learning_rate_is_that_of_the_inner_optimizer():
+def test_the_learning_rate_belongs_to_the_inner_optimizer():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     for inner, of_last in ((legacy.SGD(schedule), 0), (keras.optimizers.SGD(schedule), 1)):
         model = trained(gc.CompressedOptimizer(inner), epochs=1)
@@ -111,7 +111,7 @@ def test_weights_of_others_are_refused():
         model.optimizer.set_weights([np.zeros(3)] * 2)
 
 
-def test_what_each_worker_keeps_is_not_broadcast_as_horovods_callback_does():
+def test_horovods_callback_may_not_broadcast_separate_state():
     *_, last = trained(gc.CompressedOptimizer(legacy.SGD(0.1))).optimizer.variables()
     with pytest.raises(ValueError, match="BroadcastInitialState"):
         last.assign(last.numpy())
@@ -186,7 +186,7 @@ def momentum_step(optimizer, gradients, variables, delayed=False, divided=2):
 
 
 @pytest.mark.parametrize("name", PRECONDITIONED)
-def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(name):
+def test_momentum_steps_equal_keras_where_the_second_moment_is_constant(name):
     (plain, gradients), (stepped, _) = variables_and_gradients(), variables_and_gradients()
     optimizer, momentum = (PRECONDITIONED[name](epsilon=1e-12) for _ in range(2))
     sizes = [np.abs(gradient) + 0.1 for gradient in gradients]
@@ -538,7 +538,7 @@ class _Fails(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_a_backup_of_some_batches_is_gone_on_with(tmp_path):
+def test_a_job_resumes_from_a_backup_within_an_epoch(tmp_path):
     x, y = np.arange(48).reshape(24, 2) % 6, np.arange(24) % 2
     steps = []
     for extra in ([], [_Fails()], []):
@@ -551,7 +551,7 @@ def test_a_backup_of_some_batches_is_gone_on_with(tmp_path):
     assert steps == [18, 9, 18]
 
 
-def test_a_callback_that_comes_too_late_says_so():
+def test_a_callback_that_comes_too_late_warns():
     model = small_model("sgd")
     late = [keras.callbacks.CSVLogger("unused.csv"), gc.callbacks.CompressionMonitor()]
     with pytest.warns(UserWarning, match="CompressionMonitor comes after CSVLogger"):

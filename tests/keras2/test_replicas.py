@@ -18,7 +18,7 @@ legacy = keras.optimizers.legacy
 
 
 @pytest.mark.parametrize("adam", [keras.optimizers.Adam, legacy.Adam])
-def test_replicas_of_one_process_stay_equal_with_second_moments_of_their_own(adam):
+def test_replicas_of_one_process_stay_equal_with_separate_second_moments(adam):
     strategy, before = mirrored(), np.linspace(1, 2, 60, dtype="float32")
     with strategy.scope():
         variable = tf.Variable(before)
@@ -82,7 +82,7 @@ def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another_and_
 
 
 @pytest.mark.parametrize("sgd", [keras.optimizers.SGD, legacy.SGD])
-def test_what_was_wrapped_sums_the_gradients_itself_when_used_alone(sgd):
+def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone(sgd):
     strategy = mirrored()
     with strategy.scope():
         variable, inner = tf.Variable(np.ones(3, "float32")), sgd(0.25)

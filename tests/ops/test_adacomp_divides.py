@@ -172,7 +172,7 @@ def test_a_residual_that_is_not_finite_gives_second_moments_back():
         assert_given_back(after, before, gradient)
 
 
-def test_training_goes_on_after_a_flagged_step():
+def test_training_continues_after_a_flagged_step():
     sizes, bin_sizes = [70_003, 900], [50, 0]
     residuals, moments = ([np.zeros(size, np.float32) for size in sizes] for _ in range(2))
     for step in range(1, 7):

@@ -46,7 +46,7 @@ def decided_by_the_last_bit(bin_size, scale_factor):
 
 class OracleTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(itertools.product(BIN_SIZES, DTYPES))
-    def test_payload_and_residual_are_those_of_the_reference(self, bin_size, dtype):
+    def test_payload_and_residual_equal_the_reference(self, bin_size, dtype):
         for size, scale_factor in itertools.product(sizes_around(bin_size), SCALE_FACTORS):
             with self.subTest(size=size, scale_factor=scale_factor):
                 tensors = [normal(size, 1.0, 1)], [normal(size, 0.3, 2, dtype)], [bin_size]
@@ -134,7 +134,7 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
         )
 
     @parameterized.parameters(50, 500, 0)
-    def test_nothing_a_gradient_said_is_lost(self, bin_size):
+    def test_no_part_of_a_gradient_is_lost(self, bin_size):
         residual = np.zeros(4001, np.float32)
         said = np.zeros(4001)
         sent = np.zeros(4001)

@@ -31,5 +31,5 @@ def mean_payload_bytes(noise, bin_size):
     ("noise", "bin_size", "ratio"),
     [("gaussian", 50, 40), ("gaussian", 500, 175), ("laplace", 50, 52), ("laplace", 500, 203)],
 )
-def test_ratio_on_simulated_gradients_is_that_of_the_paper(noise, bin_size, ratio):
+def test_ratio_on_simulated_gradients_equals_the_papers(noise, bin_size, ratio):
     assert 4 * SIZE / mean_payload_bytes(noise, bin_size) == pytest.approx(ratio, rel=0.05)

@@ -80,7 +80,7 @@ def test_nvrtc_compiles_the_kernels(capability):
 
 
 @needs_nvrtc
-def test_what_nvrtc_says_is_passed_on():
+def test_errors_of_nvrtc_are_passed_on():
     assert "sm_1" in gpu.compile_for(1)
 
 
@@ -122,7 +122,7 @@ def test_where_kernels_cannot_be_used_ops_work_on_the_host(fake_gpu, env, why):
     assert not found["launches"]
 
 
-def test_each_failure_is_told_with_its_own_reason(fake_gpu):
+def test_each_failure_is_reported_with_its_own_reason(fake_gpu):
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "PYTHONPATH": python_path()}
     command = [sys.executable, str(PROGRAM), str(fake_gpu), "contexts"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -154,13 +154,13 @@ def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_g
     assert "copied from the GPU to the host for compression." in worker.stdout + worker.stderr
 
 
-def test_workers_of_which_one_has_no_gpu_say_so_at_the_start(fake_gpu):
+def test_workers_report_at_the_start_that_one_has_no_gpu(fake_gpu):
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"}  # a real one
     for worker in run_workers(PROGRAM, 2, [fake_gpu, "mixed"], check=False, env=hidden):
         assert "kind of device: worker 0 has 'CPU', worker 1 has 'GPU'" in worker.stderr
 
 
-def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
+def test_an_exchange_without_kernels_gives_equal_bits_and_one_notice(fake_gpu):
     worker = run(fake_gpu, "exchange", "one", GRADCOMP_GPU="0")
     assert not result(worker)["launches"]
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
@@ -186,7 +186,7 @@ def test_the_benchmark_checks_and_measures(fake_gpu):
 
 
 @pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")
-def test_without_a_driver_the_benchmark_says_what_is_missing():
+def test_without_a_driver_the_benchmark_names_the_missing_library():
     program = ROOT / "benchmarks" / "gpu_kernels.py"
     done = subprocess.run(
         [sys.executable, program, "--check"], capture_output=True, text=True, check=False

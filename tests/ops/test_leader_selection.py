@@ -77,7 +77,7 @@ def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_not_sent_stays_in_the_residual(dtype, call):
+def test_unsent_values_stay_in_the_residual(dtype, call):
     replica = Replica(dtype)
     places, finite = ops.leader_select(replica.selection, True, order="value")
     given = call(lambda: ops.leader_take(replica.selection, places, finite))()
@@ -110,7 +110,7 @@ def test_what_was_not_sent_stays_in_the_residual(dtype, call):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 3])
-def test_what_is_not_finite_is_neither_chosen_nor_given_nor_kept(place, bad):
+def test_non_finite_values_are_neither_chosen_nor_sent_nor_kept(place, bad):
     replica = Replica()
     wrong = replica.gradients[place].numpy()
     wrong.reshape(-1)[-1] = bad

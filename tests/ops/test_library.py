@@ -52,7 +52,7 @@ def test_another_patch_release_is_accepted(load):
     load(__version__=f"{minor}.99")
 
 
-def test_a_missing_library_is_said_to_be_missing(load, tmp_path):
+def test_a_missing_library_is_reported(load, tmp_path):
     with pytest.raises(ImportError, match="are not built") as caught:
         load(PATH=tmp_path / "_tf_gradcomp_ops.so")
     assert REBUILD in str(caught.value)
@@ -66,7 +66,7 @@ def test_a_damaged_library_is_refused_with_the_command(load, tmp_path):
     assert REBUILD in str(caught.value)
 
 
-def test_info_of_an_unusable_library_says_why(load, tmp_path, monkeypatch):
+def test_info_of_an_unusable_library_has_the_reason(load, tmp_path, monkeypatch):
     library.load.cache_clear()
     monkeypatch.setattr(library, "PATH", tmp_path / "_tf_gradcomp_ops.so")
     info = library.library_info()

@@ -45,7 +45,7 @@ class PreconditionTest(tf.test.TestCase):
                     np.testing.assert_array_equal(divided[i].numpy(), wanted)
                     np.testing.assert_array_equal(moments[i].numpy(), expected[i])
 
-    def test_each_gradient_may_be_at_a_step_of_its_own(self):
+    def test_each_gradient_may_be_at_its_own_step(self):
         for amsgrad in (False, True):
             moments, gradients, steps = new_moments(), draw(1), [1, 7, 3, 2, 5000]
             largest = new_moments() if amsgrad else ()
@@ -110,7 +110,7 @@ def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["gradient", "square"])
-def test_beside_given_squares_neither_may_be_other_than_finite(bad, of_gradient):
+def test_gradients_and_given_squares_must_be_finite(bad, of_gradient):
     moments, gradients = new_moments(), draw(1)
     squares = squares_of(gradients)
     (gradients if of_gradient else squares)[1][7] = bad

@@ -83,7 +83,7 @@ def decoded_or_error(payload, shapes=SHAPES, entries=ENTRIES):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_payload_and_residual_are_those_of_the_reference(dtype):
+def test_payload_and_residual_equal_the_reference(dtype):
     for size in SIZES:
         for entries in sorted({1, max(1, size // 100), max(1, size // 2), size, 0}):
             assert_as_reference([normal(size, 1.0, 1)], [normal(size, 0.3, 2, dtype)], [entries])
@@ -302,7 +302,7 @@ def test_keeping_velocities_refuses_a_broken_payload_and_leaves_them():
 @pytest.mark.parametrize(
     ("dtype", "clip_norm"), list(itertools.product(DTYPES, (np.inf, 100.0, 1e6))), ids=str
 )
-def test_corrected_gradients_are_those_of_the_reference(dtype, clip_norm):
+def test_corrected_gradients_equal_the_reference(dtype, clip_norm):
     sizes = [0, 1, 7, 65_536, 65_537, 200_003]
     velocities = [normal(size, 1, size) for size in sizes]
     gradients = [normal(size, 1, size + 1, dtype) for size in sizes]

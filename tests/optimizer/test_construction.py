@@ -88,7 +88,7 @@ def test_half_precision_variables(dtype):
     assert_close(total, 4 * gradient, terms=2 + 2, scale=scale, dtype=dtype)
 
 
-def test_overlapping_names_are_told_apart():
+def test_overlapping_names_are_distinguished():
     strategy = mirrored(2)
     with strategy.scope():
         variables = [

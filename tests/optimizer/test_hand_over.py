@@ -189,7 +189,7 @@ def test_alternating_sends_all_of_a_variable_with_a_gradient_in_every_other_step
 
 @pytest.mark.parametrize("form", ["store", "checkpoint"])
 @pytest.mark.parametrize(("before", "after"), [*itertools.product([1, 2, 3], repeat=2)])
-def test_a_round_of_accumulation_goes_on_in_the_next_job(tmp_path, form, before, after):
+def test_a_round_of_accumulation_continues_in_the_next_job(tmp_path, form, before, after):
     job = Job(before, accumulating, "top_k(density=1.0)")
     given = gradients_at(0, before)
     job.step(given)
@@ -330,7 +330,7 @@ def test_a_variable_whose_gradients_are_zeros_at_first_moves_as_far_as_a_new_one
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_what_came_late_keeps_its_pace_in_the_next_job(replicas):
+def test_delayed_variables_keep_their_pace_in_the_next_job(replicas):
     job = late(adam)
     before = largest_move_of_b(job, range(1, 11))
     other = job.resumed(replicas, adam)
@@ -344,7 +344,7 @@ def with_residuals(moment, waiting):
     return np.where(late > moment, np.maximum(together, mean), together)
 
 
-def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
+def test_residuals_keep_their_size_when_they_are_divided_and_back():
     job = Job(2, adam, precondition=None)
     job.train(range(40))
     left = job.left("a")

@@ -41,7 +41,7 @@ def test_a_set_learning_rate_is_applied_by_all_replicas():
     ],
 )
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(name, value, scaled):
+def test_settings_on_the_wrapper_in_place_of_the_inner_optimizer_are_refused(name, value, scaled):
     inner = keras.optimizers.SGD(1.0, momentum=0.9)
     replicas = Replicas(keras.optimizers.LossScaleOptimizer(inner) if scaled else inner)
     setattr(replicas.optimizer, name, value)
@@ -49,14 +49,14 @@ def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(n
         replicas.step(gradients_at(0))
 
 
-def test_what_is_set_in_place_of_a_loss_scaler_inside_is_refused():
+def test_settings_in_place_of_an_inner_loss_scaler_are_refused():
     replicas = Replicas(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)))
     replicas.optimizer.dynamic_growth_steps = 5
     with pytest.raises(ValueError, match="dynamic_growth_steps was set on the wrapper"):
         replicas.step(gradients_at(0))
 
 
-def test_a_class_of_ones_own_may_have_settings_of_its_own():
+def test_a_custom_class_may_have_its_own_settings():
     class Own(gc.CompressedOptimizer):
         def __init__(self, inner):
             super().__init__(inner)
@@ -67,7 +67,7 @@ def test_a_class_of_ones_own_may_have_settings_of_its_own():
     np.testing.assert_array_equal(variable, -np.ones(3))
 
 
-def test_attributes_and_methods_of_ones_own_may_be_set_on_the_wrapper():
+def test_custom_attributes_and_methods_may_be_set_on_the_wrapper():
     replicas, calls = Replicas("sgd"), []
     apply = replicas.optimizer.apply
     replicas.optimizer.remark = "the third run"

@@ -48,7 +48,7 @@ def test_is_undone_once_and_before_anything_else(settings, compressor, replicas)
 
 
 @pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
-def test_what_an_earlier_job_left_is_not_scaled(inner):
+def test_the_residual_of_an_earlier_job_is_not_scaled(inner):
     variable = keras.Variable(np.zeros(5, "float32"), name="kernel")
     twin = keras.Variable(np.zeros(5, "float32"), name="kernel")
     for weights, factor in ((variable, None), (twin, FACTOR)):

@@ -34,9 +34,7 @@ def trained(loss, strategy, reduction=None):
         (-1, "mean", 1 / 2, "divides its gradients a second time"),
     ],
 )
-def test_where_a_loss_is_divided_never_or_twice_the_user_is_told(
-    axis, reduction, times, told, caplog
-):
+def test_a_loss_that_is_divided_never_or_twice_is_reported(axis, reduction, times, told, caplog):
     notices.forget()
 
     def loss(y, predicted):

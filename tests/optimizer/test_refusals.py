@@ -19,7 +19,7 @@ from tf_gradcomp.policy import GradientSpec
 @pytest.mark.parametrize(
     "wrong", [None, 3, keras.optimizers.Adam, object()], ids=["none", "number", "class", "object"]
 )
-def test_what_is_no_optimizer_is_refused(wrong):
+def test_other_objects_than_optimizers_are_refused(wrong):
     with pytest.raises(TypeError, match=r"expected a Keras 3 optimizer.*; received"):
         gc.CompressedOptimizer(wrong)
 
@@ -329,7 +329,7 @@ def test_a_loss_scaler_whose_scale_nothing_applies_is_refused():
 
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue", "weight_decay"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_is_set_on_the_wrapper_instead_of_the_optimizer_inside_is_refused(name, count):
+def test_settings_on_the_wrapper_instead_of_the_inner_optimizer_are_refused(name, count):
     replicas = Replicas(keras.optimizers.SGD(1.0), mirrored(count))
     setattr(replicas.optimizer, name, 0.01)
     with pytest.raises(ValueError, match=rf"optimizer.inner_optimizer.{name} = "):

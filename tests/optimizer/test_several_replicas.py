@@ -150,7 +150,7 @@ def test_whole_gradients_train_as_the_inner_optimizer_would_on_their_sum():
     np.testing.assert_array_equal(replicas.value(), variables[0].numpy())
 
 
-def test_what_was_wrapped_sums_the_gradients_itself_when_used_alone():
+def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone():
     settings = {"learning_rate": 0.1, "momentum": 0.9}
     replicas = Replicas(keras.optimizers.SGD(**settings), compressor="no_compression")
     replicas.step(gradients_at(0))

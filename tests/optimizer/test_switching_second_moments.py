@@ -90,7 +90,7 @@ def test_steps_are_as_long_as_in_a_job_that_never_switched(uninterrupted, settin
     assert not too_long
 
 
-def test_what_was_never_sent_is_not_divided_by_a_root_of_zero(uninterrupted):
+def test_gradients_that_were_never_sent_are_not_divided_by_a_root_of_zero(uninterrupted):
     """A dense method keeps no residual, so the second moments of the job before are not used."""
     job = uninterrupted["local"].jobs["no_compression"]
     job.load(uninterrupted[None].saved["top_k"])
@@ -98,7 +98,7 @@ def test_what_was_never_sent_is_not_divided_by_a_root_of_zero(uninterrupted):
     np.testing.assert_array_equal(job.optimizer.exchange.facts.moments_since.numpy(), [STEPS - 1])
 
 
-def test_a_variable_that_was_sent_in_every_step_goes_on_with_its_second_moments(uninterrupted):
+def test_a_variable_that_was_sent_in_every_step_keeps_its_second_moments(uninterrupted):
     job = uninterrupted["local"].jobs["top_k"]
     saved = uninterrupted[None].saved["no_compression"]
     job.load(saved)

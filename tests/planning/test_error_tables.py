@@ -59,7 +59,7 @@ def simulated(compressor):
     ],
     ids=["TopK", "QSGD", "QSGD, buckets of 96", "AdaComp", "AdaComp, factor 3", "ScaleCom"],
 )
-def test_bytes_and_errors_are_those_of_a_step_from_zero(with_setting, values, setting_of):
+def test_bytes_and_errors_equal_a_step_from_zero(with_setting, values, setting_of):
     expected = [simulated(with_setting(value)) for value in values]
     # A setting does not depend on those before it.
     for order in (slice(None), slice(None, None, -1)):

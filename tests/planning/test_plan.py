@@ -66,7 +66,7 @@ def test_a_smaller_budget_is_kept_at_the_price_of_more_bytes(compressor):
     assert less.bytes >= whole.bytes
 
 
-def test_a_budget_that_no_plan_keeps_is_said():
+def test_a_budget_that_no_plan_meets_is_reported():
     plan = plan_layers(QSGD(), specs(SHAPES), gradients_of(SHAPES), budget=1e-9)
     assert plan.settings == QSGD().settings(specs(SHAPES))
     assert plan.budget_used > 1
@@ -241,7 +241,7 @@ def uniform_ratio(compressor, model):
 MODELS = {"ResNet-18": resnet18(), "ResNet-50": resnet50(), "Keras": resnet50(biases=True)}
 
 
-def test_the_models_are_those_of_the_paper():
+def test_the_models_equal_the_papers():
     sizes = [sum(spec.elements for spec in model) for model in MODELS.values()]
     assert sizes == [11_220_132, 25_557_032, 25_583_592]
 
@@ -258,7 +258,7 @@ def test_the_models_are_those_of_the_paper():
     ],
     ids=["rank 4", "rank 2", "4 bits", "2 bits", "1 %", "0.1 %"],
 )
-def test_uniform_ratios_are_those_of_the_papers_table_2(compressor, expected, monkeypatch):
+def test_uniform_ratios_equal_the_papers_table_2(compressor, expected, monkeypatch):
     # Errors do not matter here.
     monkeypatch.setattr(power_sgd, "_captured", lambda matrix, rank: np.zeros(rank))
     ratios = [uniform_ratio(compressor, model) for model in MODELS.values()]
