@@ -1,12 +1,12 @@
-"""Bounds for numbers that are equal but for rounding, derived from the arithmetic.
+"""Bounds for numbers that differ only by rounding, derived from the arithmetic.
 
 An operation on floats rounds its result by at most `u` times its magnitude: `u` is 2^-24 for
-float32. A sum of n terms x rounds n - 1 times, each time by at most `u` times the sum of all |x|.
-So two ways to compute one value, in other orders or with other instructions, differ by at most
-twice that. No bound here comes from what a machine has shown.
+float32. A sum of n terms x is rounded n - 1 times, each time by at most `u` times the sum of all
+|x|. Two computations of one value, in different orders or with different instructions, therefore
+differ by at most twice this bound. No bound here comes from a machine's results.
 
 Numbers that are computed by the same operations in the same order are compared for equality.
-So are the sums of two terms, whichever comes first, and products with powers of two.
+Sums of two terms in either order, and products with powers of two, are also exact.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def rounding(scale, terms=1, steps=1, dtype="float32"):
             is the sum of their magnitudes.
         terms: How often one step rounds: once for each term of a sum and each other operation.
         steps: How often that is repeated on the result.
-        dtype: What the results are rounded to.
+        dtype: The dtype of the results.
     """
     return 2 * terms * steps * _UNIT_ROUNDOFF[dtype] * np.abs(scale)
 
@@ -46,8 +46,8 @@ def training(gain, terms, steps, weights=1.0, gradients=1.0, dtype="float32"):
     """Returns how far the weights, in float32, of two trainings may be apart.
 
     A step rounds a weight and its gradient. The gradient's error moves the weight by `gain` times
-    as much. The next gradients differ as the weights do, for losses whose curvature is about 1, so
-    what one step leaves grows by `1 + gain` in each later one.
+    as much. For losses with a curvature of about 1, the next gradients differ like the weights, so
+    the difference of one step grows by `1 + gain` in each later step.
 
     Args:
         gain: How much further a step moves a weight if its gradient is larger by 1. For SGD that is
@@ -60,14 +60,14 @@ def training(gain, terms, steps, weights=1.0, gradients=1.0, dtype="float32"):
         steps: The steps of training.
         weights: The largest magnitude of a weight.
         gradients: The largest magnitude of a gradient, with the terms' signs left out.
-        dtype: What the terms of gradients are rounded to.
+        dtype: The dtype of the terms of gradients.
     """
     of_step = rounding(weights) + gain * rounding(gradients, terms, dtype=dtype)
     return of_step * sum((1 + gain) ** step for step in range(steps))
 
 
 def assert_close(actual, expected, terms=1, steps=1, scale=None, dtype="float32"):
-    """Compares arrays that are equal but for rounding; see `rounding`.
+    """Compares arrays that differ only by rounding; see `rounding`.
 
     Without a `scale` it is the largest magnitude in what is expected: no entry is more exact than
     that, as it may be a sum whose terms cancel.

@@ -1,7 +1,7 @@
 """Sets up all tests: devices, seeds and the order of tests. Reports on each folder.
 
-TensorFlow gets four logical CPU devices, so that one process can hold several replicas. They must
-be set before TensorFlow starts, so this file sets them for every test run.
+TensorFlow gets four logical CPU devices, so that one process can hold several replicas. Environment
+variables must be set before TensorFlow starts, so this file sets them for every test run.
 
 With `-n 2` (pytest-xdist), two processes share the tests. If the tests of a file share a module
 fixture or a cache, they all run in the same process. While a test with the mark `alone` runs, no
@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# oneDNN computes TensorFlow's layers in another way, on some processors only. It rewrites every
-# function, which takes a tenth of the time of programs as small as these tests.
+# oneDNN computes TensorFlow's layers in another way, on some processors only. oneDNN rewrites every
+# function, which takes a tenth of the time of such small programs.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Runs a test beside the tests of other processes, or alone."""
+    """Runs a test in parallel with other processes' tests, or alone."""
     alone = item.get_closest_marker("alone")
     with TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""`DelayCheck` in jobs of each kind: what it logs, and the same computed from the residuals."""
+"""Runs `DelayCheck` in jobs of each kind, and computes its logs from the residuals."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from tf_gradcomp.keras.common.version import keras
 
 
 class Noting(keras.callbacks.Callback):
-    """Notes what was logged in each batch, and this worker's residuals."""
+    """Records the logs of each batch, and this worker's residuals."""
 
     def __init__(self, exchange_of):
         super().__init__()
@@ -41,7 +41,7 @@ def checked(every, exchange_of):
 
 
 def assert_cosines(found, every, checks):
-    """Compares what was logged; there is nothing to compare with before the second check."""
+    """Compares the logs; the first check has nothing to compare with."""
     assert found["logged"][:every] == [None] * every
     assert len(found["expected"]) == checks
     # Three sums of products of all residuals, in float64.

@@ -60,7 +60,7 @@ class Pod:
     """A container that is started again some seconds after it has failed, as the kubelet does.
 
     Args:
-        command: What it runs, without the interpreter.
+        command: The pod's command, without the interpreter.
         env: Its environment.
         backoff: The seconds from a failure to the next start.
     """

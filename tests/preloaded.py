@@ -13,7 +13,7 @@ is killed, too. The client imports almost nothing, so it starts fast.
 A program that ends well is gone at once: only in `tests/distributed/test_end.py` does Python take
 TensorFlow apart, as it does for users.
 
-To such a program, `sys.executable` is `preloaded.sh`, so that what it starts is forked, too.
+In such a program, `sys.executable` is `preloaded.sh`, so that its child programs are forked, too.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def serve():
     import tf_gradcomp
     from tf_gradcomp.ops import library
 
-    _ = tf_gradcomp.MultiWorkerMirroredStrategy  # imports what it needs
+    _ = tf_gradcomp.MultiWorkerMirroredStrategy  # imports everything it needs
     library.load()
     gc.freeze()  # otherwise each program would scan all of these objects when it ends
     gc.set_threshold(100_000)  # tracing takes a tenth less time than with the usual 700

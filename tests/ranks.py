@@ -1,6 +1,6 @@
 """Shared code of test programs that train on several workers, by a strategy or Horovod.
 
-It does not depend on Keras, because programs use both versions.
+This module does not depend on Keras, because programs use both versions.
 """
 
 import functools

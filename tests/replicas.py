@@ -15,7 +15,7 @@ from tf_gradcomp.exchange.gradients import native
 
 
 def method_names() -> list[str]:
-    """The names of all compressors but those that choose between others when a job starts."""
+    """Returns the names of all compressors, except choices between compressors."""
     return [name for name in compressors.names() if name != compressors.Auto.name]
 
 
@@ -44,7 +44,7 @@ def collective() -> tf.distribute.MirroredStrategy:
 
 
 def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
-    """One value for each replica."""
+    """Returns a value for each replica."""
     return strategy.experimental_distribute_values_from_function(
         lambda context: values[context.replica_id_in_sync_group]
     )

@@ -1,4 +1,4 @@
-"""`gc.Autoencoder` and `AutoencoderTraining`: what is learnt, logged, and in use when."""
+"""Tests `gc.Autoencoder` and `AutoencoderTraining`: learning, logs, and phases."""
 
 import logging
 
@@ -96,7 +96,7 @@ class Watch(keras.callbacks.Callback):
 
 
 class Frozen(keras.callbacks.Callback):
-    """Takes back what a step has done to the biases, so that kernels' gradients stay zeros."""
+    """Reverts a step's changes of the biases, so that kernels' gradients stay zeros."""
 
     def on_train_batch_end(self, batch, logs=None):
         for variable in self.model.trainable_variables:
@@ -283,7 +283,7 @@ def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):
 
 @pytest.mark.parametrize("pattern", ["all_reduce", "parameter_server"])
 def test_gradients_of_zeros_do_not_pass_the_guard(pattern):
-    """They don't show that anything can be decoded."""
+    """Zeros don't show that anything can be decoded."""
     model = compiled(method(pattern, training_steps=4))
     # Behind inputs of zeros, only the bias of the last layer has a gradient.
     x, y = data()

@@ -129,7 +129,7 @@ def test_a_job_with_a_loss_scale_resumes_from_a_job_without_one(tmp_path, compre
         before = trained(strategy, optimizer=wrapped())
     before.save_weights(tmp_path / "model.weights.h5")
     path = tmp_path / "model.weights.h5"
-    for initial_scale in (64.0, 1.0):  # the second goes on from the first
+    for initial_scale in (64.0, 1.0):  # the second resumes from the first
         with mirrored(2).scope():
             scaler = keras.optimizers.LossScaleOptimizer(wrapped(), initial_scale=initial_scale)
             after = build(scaler)
@@ -162,7 +162,8 @@ def test_a_job_that_fails_again_resumes_from_its_latest_epoch(tmp_path):
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[backup, Dies(steps)])
         updates.append(int(model.optimizer.iterations))
-    # 10 updates, of which 4 are of epoch 1; from there 3 and whole epochs 1 and 2, of 6 updates.
+    # 10 updates, 4 of them in epoch 1; after resuming 3 more, and whole epochs 1 and 2 of 6
+    # updates.
     assert updates == [10, 13, 12 + 12]
 
 

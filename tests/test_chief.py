@@ -1,4 +1,4 @@
-"""`gc.is_chief` and the paths of workers: one chief in every job, whoever describes the cluster."""
+"""Tests `gc.is_chief` and the paths of workers: each job has one chief, in any kind of cluster."""
 
 from __future__ import annotations
 

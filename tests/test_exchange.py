@@ -1,4 +1,4 @@
-"""`GradientExchange` without an optimizer: what it counts, refuses and keeps."""
+"""Tests `GradientExchange` without an optimizer: its counts, refusals and state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exchange_by(compressor, policy=None):
 
 
 class Exchanging:
-    """An exchange of plain `tf.Variable`s under a strategy, and what it reduced last."""
+    """An exchange of plain `tf.Variable`s under a strategy, with its latest reduced gradients."""
 
     def __init__(
         self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,)), dtype="float32"

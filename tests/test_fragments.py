@@ -30,7 +30,7 @@ def test_variables_are_divided_into_fragments_of_about_equal_size(elements, coun
 
 
 def linear_model():
-    """Returns a model whose gradients are small integers, halved, whatever its weights are."""
+    """Returns a model whose gradients are small integers, halved, for any weights."""
     inputs = keras.Input((INPUTS,))
     parts = [keras.layers.Dense(n, kernel_initializer="zeros")(inputs) for n in OUTPUTS]
     model = keras.Model(inputs, keras.layers.Concatenate()(parts))

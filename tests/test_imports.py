@@ -193,7 +193,8 @@ MANY_MEMBERS = {
 
 
 def test_no_class_has_more_than_15_public_members():
-    """Counts what a class defines or inherits from our classes: methods, properties, attributes."""
+    """Counts the methods, properties and attributes that a class defines or inherits from our
+    classes."""
     classes = {name: (bases, own) for s in SOURCES for name, bases, own in class_members(s)}
 
     def members(name, *below):

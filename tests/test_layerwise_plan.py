@@ -1,4 +1,4 @@
-"""`LayerwisePlan`: when it plans, what it logs and prints, and in which order callbacks go."""
+"""Tests `LayerwisePlan`: the times of plans, logs, output, and the order of callbacks."""
 
 import itertools
 

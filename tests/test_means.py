@@ -45,7 +45,7 @@ def test_results_without_a_mean_are_refused(value):
 
 
 class Returning(keras.Sequential):
-    """Its `train_step` returns what has no mean."""
+    """Has a `train_step` that returns a value without a mean."""
 
     def train_step(self, data):
         return {"text": tf.constant("text"), "whole": tf.constant([1, 2]), "nothing": None}

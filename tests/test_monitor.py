@@ -1,4 +1,4 @@
-"""`CompressionMonitor`: what it logs, where it shows, and that it counts right."""
+"""Tests `CompressionMonitor`: its logs, its output, and its counts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit(model, *callbacks, epochs=2, verbose=0, bad_batch=None, table=False):
 
 
 class Payloads:
-    """Notes the bytes of each payload that the oracle reads from what the encoder returned."""
+    """Records the bytes of each payload, which the oracle reads from the encoder's output."""
 
     def __init__(self, monkeypatch):
         self.bytes = []
@@ -232,7 +232,7 @@ def test_the_table_has_the_largest_variables_and_fits(capsys, monkeypatch, table
     assert sum(elements) == model.count_params()
 
 
-def test_valid_values_of_table():
+def test_invalid_values_of_table_are_refused():
     with pytest.raises(ValueError, match="expected table=True, False or 'all'; received 'some'"):
         gc.callbacks.CompressionMonitor(table="some")
 

@@ -40,7 +40,7 @@ class Replicas:
         self.lengths = []
 
     def step(self, *lengths):
-        """Gathers 1, 2, 3 and so on; returns what the first replica got and what it gave."""
+        """Gathers 1, 2, 3 and so on; returns the first replica's result and input."""
         self.lengths = []
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             rows, given = zip(*pool.map(self._one, range(2), lengths), strict=True)

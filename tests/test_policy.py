@@ -122,7 +122,7 @@ def test_config_round_trips():
     }
 
 
-# One layer of each kind: what it is built on, and the kind of its variables of rank 2 and above.
+# A layer of each kind: its input, and the kind of its variables of rank 2 and above.
 LAYERS = {
     "Conv1D": (lambda: layers.Conv1D(4, 3), (10, 3), CONVOLUTION),
     "Conv2D": (lambda: layers.Conv2D(4, 3), (10, 10, 3), CONVOLUTION),

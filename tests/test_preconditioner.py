@@ -62,7 +62,7 @@ class Job:
         return [v.numpy() for v in keras_private.slots(inner, "velocities", self.variables)]
 
     def resumed(self, replicas, **kwargs):
-        """A job of so many replicas that goes on from here, by what a checkpoint holds."""
+        """Returns a job with a number of replicas that resumes from this job's checkpoint."""
         other, saved = Job(replicas, **kwargs), {}
         self.optimizer.save_own_variables(saved)
         other.optimizer.load_own_variables(saved)
@@ -197,7 +197,7 @@ def test_clips_each_replica_before_it_divides():
     job.train(0, 3)
     for of_each in job.moments():
         assert max(moment.max() for moment in of_each) <= 0.01**2
-    # And not what is divided, which is about 1.
+    # The divided values, in contrast, are about 1.
     assert np.abs(job.variables[0].numpy() - new_variables()[0].numpy()).max() > 0.1
 
 

@@ -1,4 +1,4 @@
-"""One test for each name that `tf_private*` and `keras_private` use; no other module needs one.
+"""Tests each private name that `tf_private*` and `keras_private` use; no other module uses any.
 
 When a test here fails, a release of TensorFlow or Keras has changed what its name says.
 """
@@ -156,7 +156,7 @@ def test_undistributed_and_shared_by_workers():
 
 
 def test_use_logical_cpus():
-    # What it does is what the tests of two levels run on.
+    # The tests of two levels use its result.
     ours = collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices
     assert list(inspect.signature(ours).parameters) == ["self", "cluster_resolver", "worker_device"]
 
@@ -200,7 +200,7 @@ def test_on_initial_values(workers):
 
 
 def test_stock_keras_still_fails_under_the_stock_strategy(workers):
-    # keras-team/keras#20585. When this fails, our strategy need not mend `reduce` any more.
+    # keras-team/keras#20585. When this fails, our strategy no longer needs its patch of `reduce`.
     for worker in workers:
         assert worker["stock_fit"] is not None
         assert "unsupported type" in worker["stock_fit"]

@@ -38,7 +38,7 @@ def new_model(optimizer=None, **compile_args):
 def exact_model(optimizer):
     """A model whose gradients are exact in float32, so that rounding changes no selection.
 
-    They are sums of a pixel, in 16ths, times a digit and a class, and are the same in each step.
+    Gradients are sums of a pixel, in 16ths, times a digit and a class, and are equal in each step.
     """
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CLASSES)])
@@ -57,7 +57,7 @@ def batches(digits):
 
 
 def one_batch(digits):
-    """A dataset whose epochs have one step, so that an epoch's loss is that of a step."""
+    """Returns a dataset with one step per epoch, so that an epoch's loss is a step's loss."""
     return batches(digits).take(1)
 
 
@@ -88,7 +88,7 @@ def test_compressed_training_learns_and_counts(digits):
     assert history["compression_ratio"][-1] > 40
     assert history["skipped_steps"] == [0] * 4
     assert history["residual_norm"][-1] > 0
-    # A ring passes on the payloads of all others but one.
+    # In a ring, a learner forwards all payloads except one.
     assert history["sent_bytes"][-1] >= (learners - 1) * history["payload_bytes"][-1]
     assert history["sent_bytes"][-1] < (learners - 1) * history["dense_bytes"][-1]
 
@@ -112,7 +112,7 @@ def test_repeats_bit_by_bit(digits):
 
 
 def test_steps_of_a_graph_do_the_same(digits):
-    """Also with a warm-up, by which the conversations of a step differ."""
+    """Also tests a warm-up, with which the conversations of a step differ."""
 
     def run(graph):
         model = exact_model(keras.optimizers.Adam())
@@ -400,7 +400,7 @@ def test_models_that_cannot_be_simulated():
 
 
 class OwnStep(keras.Sequential):
-    """Trains in a way of its own."""
+    """Trains by its own train_step."""
 
     def train_step(self, data):
         return super().train_step(data)

@@ -1,4 +1,4 @@
-"""The times that workers wait for each other: who says them, and what is refused."""
+"""Tests the waiting times of workers: their sources, and refused values."""
 
 import pytest
 

@@ -197,7 +197,7 @@ def test_other_files_in_a_replaced_folder_stay(tmp_path):
             for name in ("file", "inner/file"):
                 with open(f"{new}/{name}", "w") as file:
                     file.write(content)
-            if content == "new":  # beside the old save, and as late as possible
+            if content == "new":  # next to the old save, and as late as possible
                 (path / "logs").mkdir()
                 (path / "logs/events").write_text("other")
                 (path / "inner/other").write_text("other")

@@ -27,9 +27,10 @@ Faults need a hand on the running job:
         survivor = job.wait()[0]
     assert "UnavailableError" in survivor.stderr
 
-Loading TensorFlow takes longer than most programs. So workers are forked, by `tests/preloaded.py`,
-from one of two processes that have loaded it: workers with an even index from the first, those with
-an odd one from the second. So these hash strings in different ways, as workers of a real job do.
+Loading TensorFlow takes longer than most programs. `tests/preloaded.py` therefore forks workers
+from one of two processes that have loaded TensorFlow: workers with an even index from the first
+process, and workers with an odd index from the second. The two kinds hash strings in different
+ways, like workers of a real job.
 
 Nothing outlives its deadline: then all processes are killed, and the test fails with the last
 output of every worker. When all is well, nothing is printed.
@@ -82,7 +83,7 @@ class WorkerResult:
 
 
 def result(worker: WorkerResult) -> Any:
-    """Returns what the worker reported: the JSON value, or a dict of arrays for an npz file."""
+    """Returns the worker's report: the JSON value, or a dict of arrays for an npz file."""
     assert worker.reported is not _NOTHING, (
         f"worker {worker.index} reported nothing (exit code {worker.returncode})\n{worker.stderr}"
     )
@@ -107,7 +108,7 @@ def run_workers(
         n: How many workers.
         args: The program's arguments.
         deadline: Seconds after which everything is killed and the test fails.
-        env: Environment for all workers, besides that of this process.
+        env: Environment variables for all workers, in addition to this process's.
         per_worker_env: Environment for each worker.
         check: Whether a worker that fails makes the test fail, and ends the others soon. Without,
             all workers may run on to the deadline.
@@ -130,7 +131,7 @@ def run_workers(
 class Job:
     """Running workers; takes the arguments of `run_workers`. Use it as a context manager.
 
-    Its workers' pipes are read only while one of its methods waits.
+    The workers' pipes are read only while a method of the job waits.
 
     Args:
         grace: Seconds after which the others are killed when one worker fails; `None`: never.
@@ -206,7 +207,7 @@ class Job:
         """
         for _ in self._steps(deadline, "the workers to end"):
             pass
-        self._job.run()  # All have ended: takes what is left in their pipes.
+        self._job.run()  # All workers have ended: reads the rest of their pipes.
         return [self._result(index) for index in range(len(self.lines))]
 
     def check(self) -> None:
@@ -280,7 +281,7 @@ _SERVING: list[subprocess.Popen] = []  # whose inputs stay open as long as they 
 
 
 def python_path() -> str:
-    """Lets the workers import the tf_gradcomp that is tested here, wherever they run."""
+    """Lets the workers import the tested tf_gradcomp from any folder."""
     paths = [str(Path(tf_gradcomp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, paths))
 

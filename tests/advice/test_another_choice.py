@@ -1,4 +1,4 @@
-"""A job that goes on with another choice loses nothing: not what is unsent, not Adam's moments."""
+"""A job that resumes with another choice loses neither residuals nor Adam's moments."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ ELEMENTS = 60
 
 @pytest.fixture
 def choose(monkeypatch):
-    """Makes a method the fastest for what is built from then on."""
+    """Makes a method the fastest for optimizers that are built later."""
 
     def choose(method):
         def probe(strategy, specs, candidates, effort):
@@ -46,7 +46,7 @@ class Job:
         self.checkpoint = tf.train.Checkpoint(variable=self.variable, optimizer=self.optimizer)
 
     def resumed(self, folder, inner):
-        """The job that goes on from what this one saves."""
+        """Returns a job that resumes from this job's save."""
         path = self.checkpoint.write(str(folder / "checkpoint"))
         other = Job(inner)
         other.checkpoint.read(path).assert_consumed()

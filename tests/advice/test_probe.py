@@ -50,7 +50,7 @@ def test_requests_come_from_the_method():
         "cast": [Kind("AllReduce", "float16")],
         "scalecom": [Kind("Broadcast", "int32"), Kind("AllReduce", "float32")],
         "qsgd": [Kind("AllGather", "int32", same_length=True)],
-        # With the autoencoder, as in most of a long job; what it falls back on gathers.
+        # LGC uses its autoencoder, as in most of a long job; its fallback gathers.
         "lgc": [Kind("Broadcast", "int32"), Kind("AllReduce", "float32")],
     }
 
@@ -98,7 +98,7 @@ def test_a_residual_is_as_after_many_steps(monkeypatch, preconditioner):
     [
         ("no_compression", None, 0),
         ("cast", None, 0),
-        ("random_k(density=0.1)", None, 0.9),  # gathers nothing: what it sums is of all replicas
+        ("random_k(density=0.1)", None, 0.9),  # gathers nothing: it sums over all replicas
         ("top_k(density=1.0)", ADAM, 0),
         ("qsgd(bits=8)", None, 0),
     ],
@@ -243,7 +243,7 @@ def test_noise_is_the_range_of_half_of_the_times(monkeypatch):
         collectives = Collectives(group, group.communicators())
         collectives._overhead = 0.0
         timed = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.15)
-    # Of fifteen times, three of each, half are within 0.01 of the median.
+    # Half of the fifteen times, three of each value, are within 0.01 of the median.
     assert timed == (8.0, pytest.approx(0.03), pytest.approx(0.02 / 15**0.5))
 
 

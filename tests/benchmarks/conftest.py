@@ -1,4 +1,4 @@
-"""Lets tests import the benchmarks, which are programs and find their modules beside them."""
+"""Lets tests import the benchmarks, which are programs that import modules of their own folder."""
 
 import sys
 from pathlib import Path

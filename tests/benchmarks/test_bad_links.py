@@ -1,4 +1,4 @@
-"""A real job on a bad link, and the table of what was survived."""
+"""Tests a real job on a bad link, and the table of outcomes."""
 
 import bad_links
 import links

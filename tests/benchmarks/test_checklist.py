@@ -149,7 +149,7 @@ def test_records_keep_the_quantiles_and_the_later_run(measured, tmp_path):
         ((1.0, 0.97, 0.96), "no"),
     ],
 )
-def test_compression_pays_on_slow_links(seconds, words):
+def test_the_verdict_names_the_method_that_pays(seconds, words):
     assert Steps(*seconds).verdict() == words
 
 

@@ -1,4 +1,4 @@
-"""Tests the figures of benchmarks/learned.py for LGC and the methods beside it."""
+"""Tests the figures of benchmarks/learned.py for LGC and the methods it is compared with."""
 
 import json
 

@@ -132,7 +132,7 @@ def test_nothing_is_left_after_an_interruption(signum):
     assert name not in namespaces()
 
 
-def test_impossible_requests_are_errors(monkeypatch):
+def test_missing_requirements_of_links_are_named(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     assert links.missing() == "Only root can make network namespaces."
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)

@@ -66,7 +66,8 @@ def test_kernels_are_measured_relative_to_both_floors(monkeypatch, label):
 
 
 class Measurements:
-    """In place of `kernels.ratios`: what is measured, one after the other, beside both floors."""
+    """Replaces `kernels.ratios` by given measurements relative to both floors, one after the
+    other."""
 
     def __init__(self, *measured):
         self._measured = list(measured)
@@ -79,7 +80,7 @@ class Measurements:
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """Returns check(*measured), which gives its result and for which kernels it measured."""
+    """Returns check(*measured), which returns the result and the measured kernels."""
     here = kernels.used_processor()
     of_record = write(tmp_path / "ratios.json", encode=[2.0, 2.0], decode=[1.0, 1.0])
 

@@ -1,4 +1,4 @@
-"""When a run is as good as the dense one was in the end, and what a free network would give."""
+"""Tests when a run reaches the dense run's final figure, and the result of a free network."""
 
 import dataclasses
 import json

@@ -118,7 +118,7 @@ def test_a_program_that_fails_is_reported(program):  # noqa: F811
 def test_it_joins_a_job_as_one_of_its_workers(program):  # noqa: F811
     cluster = {"worker": ["localhost:1", "localhost:2"]}
     path = program("print(index, os.environ['GRADCOMP_ADVISE'] != '')")
-    for index, code in ((0, 1), (1, 0)):  # only the chief misses what was not measured
+    for index, code in ((0, 1), (1, 0)):  # only the chief reports the missing measurement
         job = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         done = gradcomp("advise", path, env={"TF_CONFIG": job})
         assert done.returncode == code

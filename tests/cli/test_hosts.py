@@ -50,7 +50,8 @@ os._exit(code if code >= 0 else 255)
 
 @pytest.fixture
 def ssh(tmp_path):
-    """The environment in which `ssh` is the one above; `clients` beside it lists its processes."""
+    """Returns the environment with the fake `ssh`, which lists its processes in the file
+    `clients`."""
     file = tmp_path / "bin/ssh"
     file.parent.mkdir()
     file.write_text(SSH)
@@ -64,7 +65,7 @@ def clients(ssh):
 
 
 def ends(pid):
-    """Waits until there is no such process."""
+    """Waits until the process has ended."""
     until = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""`gradcomp run -H` on hosts with addresses of their own, by a real `sshd` where there is one."""
+"""Tests `gradcomp run -H` on hosts with separate addresses, by a real `sshd` if there is one."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def played(folder, namespace):
 
 @contextlib.contextmanager
 def real(folder, namespace):
-    """The real `ssh`, with a key and a server of its own."""
+    """Returns the real `ssh`, with its own key and server."""
     for name in ("host_key", "key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(command, check=True)

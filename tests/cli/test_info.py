@@ -1,4 +1,4 @@
-"""`gradcomp info`, in a process of its own where TensorFlow is real."""
+"""Tests `gradcomp info`, in a separate process if it needs the real TensorFlow."""
 
 import json
 import os

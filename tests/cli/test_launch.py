@@ -1,4 +1,4 @@
-"""The launcher on real processes; what they run is plain Python, to be fast."""
+"""Tests the launcher on real processes, which run plain Python to be fast."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ LONG = 300  # seconds, on a busy machine
 
 
 class Watched:
-    """A job whose lines are kept, and which can wait for one of them."""
+    """A job that stores its lines, and can wait for a line."""
 
     def __init__(self, source, workers=2, **settings):
         self.lines = []
@@ -229,7 +229,7 @@ if index == 0:
     assert watched.job.seconds > 1
     assert result.exit_code == 124
     assert result.summary() == ["the time limit of 1 s was reached; ended workers: 0, 1."]
-    assert "KeyboardInterrupt" in watched.of(0)[-1]  # It shows where it hung.
+    assert "KeyboardInterrupt" in watched.of(0)[-1]  # The traceback shows where the process hung.
 
 
 def test_processes_started_by_a_worker_end_with_the_job():
@@ -248,7 +248,7 @@ def test_leaving_the_block_ends_all():
             assert watched.job.step(), watched.lines
     for index in (0, 1):
         assert not is_alive(int(watched.of(index)[0]))
-    assert not watched.job.step()  # Over, and says so.
+    assert not watched.job.step()  # The job is over, and reports it.
     assert [(end.index, end.returncode) for end in watched.job.ends] == [(0, -9), (1, -9)]
     assert watched.job.result().first_failure is None
 
@@ -276,7 +276,7 @@ with LocalJob([sys.executable, "-c", program], 2, on_line=lambda *line: print(li
         while len(launcher.of(0)) < 2:
             assert launcher.job.step(), launcher.lines
         pids = [int(line) for line in launcher.of(0)]
-        # The workers are in groups of their own, which this signal does not reach.
+        # The workers are in separate process groups, which this signal does not reach.
         assert all(is_alive(pid) for pid in pids)
         launcher.job.send(0, signal.SIGKILL)
         for pid in pids:
@@ -397,7 +397,7 @@ LOST = "UnavailableError: Collective ops is aborted by: Socket closed"
     ("ends", "words"),
     [
         ([end(0, index=1), end(1, LOST)], ["worker 1 left first", "worker 0 died, after"]),
-        # It ended well, and the other one failed for a reason of its own.
+        # This worker ended well, and the other worker failed for a separate reason.
         ([end(0, index=1), end(1, "OSError: x")], ["worker 0 died first", "worker 1 ended well"]),
         ([end(1, LOST), end(0, index=1)], ["worker 0 died first", "worker 1 ended well"]),
         ([end(1, LOST), end(1, "OSError", index=1)], ["worker 1 died first", "worker 0 followed"]),

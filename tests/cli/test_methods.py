@@ -1,4 +1,4 @@
-"""`gradcomp methods`, and the help of all commands."""
+"""Tests `gradcomp methods`, and the help of the commands."""
 
 import json
 import runpy

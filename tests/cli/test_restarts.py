@@ -1,4 +1,4 @@
-"""`gradcomp run --max-restarts`: jobs whose workers die are started again, and go on."""
+"""Tests `gradcomp run --max-restarts`: jobs whose workers die are restarted, and continue."""
 
 import json
 

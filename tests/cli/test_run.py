@@ -144,7 +144,7 @@ def test_output_of_the_chief_alone(program):
     """)
     done = gradcomp("run", "-n", "2", "--output", "chief", path)
     assert done.stdout == "[worker 0] out 0\n"
-    # Of the one that failed the last lines are shown all the same.
+    # The last lines of the failed worker are shown nevertheless.
     assert "[worker 1] cause 1\n" in done.stderr
     assert "out 1" not in done.stdout + done.stderr
 
@@ -440,7 +440,7 @@ def test_tables_fit_a_terminal_behind_the_names(program):
 
 
 def on_terminal(*args):
-    """Runs gradcomp on a terminal of its own and returns all that it wrote there."""
+    """Runs gradcomp on a new terminal, and returns its output."""
     primary, secondary = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, *args],

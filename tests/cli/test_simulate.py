@@ -71,7 +71,7 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     methods = ["no_compression", "adacomp(bin_sizes=4)"]
     options = ["-n", "2", "-n", "4", "-n", "2", "--epochs", "2", "--seeds", "2"]
     options += ["--batch-size", "16"]
-    for method in [*methods, methods[0]]:  # what is given twice runs once
+    for method in [*methods, methods[0]]:  # a repeated value runs once
         options += ["-c", method]
     folder = tmp_path / "results"
     result = simulate(program, *options, "--results", str(folder))

@@ -149,7 +149,7 @@ def test_workers_draw_and_hash_like_separate_processes():
 def test_waiting_in_vain_ends():
     with Job(WAITING, deadline=240) as job:
         with pytest.raises(AssertionError, match="worker 0 to print 'never'"):
-            job.wait_for_line(0, "never", timeout=200)  # It ends before.
+            job.wait_for_line(0, "never", timeout=200)  # The worker ends earlier.
         with pytest.raises(AssertionError, match="worker 1 to print 'never'"):
             job.wait_for_line(1, "never", timeout=0.5)
 

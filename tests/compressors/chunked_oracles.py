@@ -1,4 +1,4 @@
-"""One step of ScaleCom and RandomK in NumPy: all replicas at once."""
+"""Takes steps of ScaleCom and RandomK in NumPy, for all replicas at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of CountSketch in NumPy: all replicas at once."""
+"""Takes steps of CountSketch in NumPy, for all replicas at once."""
 
 from __future__ import annotations
 

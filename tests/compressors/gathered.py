@@ -32,7 +32,8 @@ def _summed(
 ) -> tuple[list[Arrays], Arrays, bool]:
     """Residuals, reduced gradients, and whether the step counts.
 
-    If not, all is put back; but what is too large only as a sum is dropped.
+    If not, all values return to the residuals, except that values whose sum is too large are
+    dropped.
     """
     reduced = [np.zeros(shape, np.float32) for shape in shapes]
     if all(values is not None for values in sent):

@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     reduced: list[Arrays]
     finite: list[bool]
     state: list[State]
-    payloads: Arrays  # of the last request: what was gathered, or given to be summed
+    payloads: Arrays  # of the last request: the gathered payloads, or the summed vectors
     tensor_bytes: Arrays
     payload_bytes: list[int] | None = None  # of all requests
     sent_bytes: list[int] | None = None
@@ -132,7 +132,8 @@ class Lockstep:
         ]
 
     def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
-        """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
+        """Takes a step; `gradients` are by replica and tensor, and `finite` is the rest of the
+        step's flag."""
         tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
         step = tf.constant(self._step, tf.int64)
         ends = self._exchange(tensors, step, tf.constant(finite), self.method_in_turn(step))

@@ -1,4 +1,4 @@
-"""One step of max-norm quantization in NumPy: all replicas at once."""
+"""Takes steps of max-norm quantization in NumPy, for all replicas at once."""
 
 from __future__ import annotations
 

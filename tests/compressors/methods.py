@@ -54,7 +54,7 @@ Oracle = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A compressor with settings to be tested, and what it must do."""
+    """A compressor with settings, and the expectations of its tests."""
 
     label: str
     compressor: Compressor
@@ -161,7 +161,7 @@ def lgreco_oracle(
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
-    """The method's own step, for there is no plan; and the sum of the first one's gradients.
+    """Takes the method's own step, without a plan, and sums the first replica's gradients.
 
     These count times the number of replicas.
     """

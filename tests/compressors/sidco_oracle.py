@@ -1,4 +1,4 @@
-"""One step of SIDCo in NumPy: all replicas at once."""
+"""Takes steps of SIDCo in NumPy, for all replicas at once."""
 
 from __future__ import annotations
 

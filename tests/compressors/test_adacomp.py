@@ -1,4 +1,4 @@
-"""AdaComp's own settings; what it shares with other compressors is in test_conformance.py."""
+"""Tests AdaComp's own settings; test_conformance.py tests the behaviour of all compressors."""
 
 import numpy as np
 import pytest

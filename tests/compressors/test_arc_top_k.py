@@ -1,4 +1,5 @@
-"""ARC-Top-K's choice of blocks; what it shares with other compressors is in test_conformance.py."""
+"""Tests ARC-Top-K's choice of blocks; test_conformance.py tests the behaviour of all
+compressors."""
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_where_each_group_has_one_entry_it_chooses_the_largest_blocks_of_the_sum
 
 
 def test_it_is_a_contraction():
-    """Keeps at least what a random choice would, where all blocks have equal norms."""
+    """Keeps at least as much as a random choice, if all blocks have equal norms."""
     gradient = [[normal(200, 64)]]
     missed = []
     for step in range(20):

@@ -113,7 +113,7 @@ PLANS = [
 
 
 def inputs_of(compressor, shapes=((40, 60),), **changes):
-    """One replica's side of a step."""
+    """The step of one replica."""
     gradients = [np.ones(shape, np.float32) for shape in shapes]
     specs = specs_of(gradients)
     state = handles(new_state(compressor, specs))

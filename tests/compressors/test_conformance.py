@@ -56,7 +56,7 @@ def magnitude(arrays):
 def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
     """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle.
 
-    `plans` are the main settings of all tensors, for each step; None: the compressor's own.
+    `plans` are the main settings of all tensors, for each step; None uses the compressor's own.
     """
     size, specs = len(steps[0]), specs_of(steps[0][0])
     settings = tf.Variable(plans[0], dtype=tf.int64) if plans else None
@@ -84,7 +84,7 @@ def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
 
 
 def conserved(method, before, gradients, outcome):
-    """Tells whether what all replicas had and got is what was reduced and what they keep, if any.
+    """Returns whether gradients plus old residuals equal the reduced gradients plus new residuals.
 
     `before` is their state.
     """
@@ -256,9 +256,9 @@ def test_a_sum_that_is_too_large_costs_one_step(method):
 
 @every_method
 def test_only_what_would_have_been_sent_is_dropped_with_such_a_sum(method):
-    """So the job goes on as one in which the large entries of the replicas cancel out."""
+    """The job therefore continues like a job in which the large entries of the replicas cancel."""
     if isinstance(method.compressor, (PowerSGD, CountSketch, ArcTopK)):
-        pytest.skip("what it would have sent depends on the sum")
+        pytest.skip("the sent values depend on the sum")
     gradients, cancelling = (with_one_entry([2.5e38, last], seed=0) for last in (2.5e38, -2.5e38))
     specs = specs_of(gradients[0])
     lockstep, control = (Lockstep(method.compressor, specs, 2) for _ in range(2))

@@ -1,4 +1,4 @@
-"""CountSketch's estimates; what it shares with other compressors is in test_conformance.py."""
+"""Tests CountSketch's estimates; test_conformance.py tests the behaviour of all compressors."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_estimates_are_right_on_average():
     values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     estimates = [estimated(values, seed, rows=1) for seed in range(300)]
     errors = np.mean(estimates, 0) - values
-    # Each entry's error has about this deviation; that of the mean of all errors is smaller.
+    # Each entry's error has about this deviation; the mean of the errors has a smaller deviation.
     deviation = np.linalg.norm(values) / np.sqrt(COLUMNS) / np.sqrt(300)
     assert abs(errors.std() / deviation - 1) < 0.1
     assert np.abs(errors).max() < 5 * deviation

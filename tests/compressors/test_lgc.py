@@ -163,7 +163,8 @@ def test_with_frozen_slopes_shares_average_to_what_is_decoded(dtype, error):
 
 
 def run(step, steps=20, size=3, elements=400, count=40):
-    """Sums of what was given, sent and kept, for a step of the reference."""
+    """Returns the sums of gradients, of sent values and of residuals, for a step of the
+    reference."""
     generator = np.random.default_rng(3)
     residuals, given, sent = np.zeros((size, elements)), np.zeros(elements), np.zeros(elements)
     for number in range(steps):
@@ -241,7 +242,8 @@ def test_it_equals_the_reference_and_loses_nothing(pattern):
             np.testing.assert_allclose(kept, expected.residuals[replica], rtol=0, atol=1e-4)
         for place, reduced in enumerate(outcome.reduced[0]):
             assert_equal_bits(reduced, outcome.reduced[1][place])
-        # The first layer and what is small are summed whole; of the last, the leader's entries.
+        # The first layer and small variables are summed whole; the last layer sends the leader's
+        # entries.
         for place in (0, 2):
             assert not any(residuals[place].any() for residuals in outcome.residuals)
         assert np.count_nonzero(outcome.reduced[0][4]) == 180
@@ -310,7 +312,7 @@ def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponen
 
 
 @every_pattern
-@pytest.mark.parametrize("zero", [0, 1])  # who leads, and another one
+@pytest.mark.parametrize("zero", [0, 1])  # the leader, and another replica
 def test_the_decoding_of_zeros_is_zeros(pattern, zero):
     """An autoencoder makes something of zeros, and it would be far more than small gradients."""
     compressor = LGC(pattern, density=0.1, dense_steps=0)
@@ -324,7 +326,7 @@ def test_the_decoding_of_zeros_is_zeros(pattern, zero):
     largest = max(np.abs(g).max() for of_one in small for g in of_one)
     for place in CODED:
         assert np.abs(outcome.reduced[0][place]).max() < 30 * largest
-    if zero == 0 or pattern == "parameter_server":  # by its own scale, or that of who leads
+    if zero == 0 or pattern == "parameter_server":  # by its own scale, or the leader's
         for place in CODED:
             assert not np.any(lockstep.state[zero][RESIDUAL][place])
 
@@ -408,7 +410,7 @@ def test_training_vectors_are_collected_of_finite_steps(pattern):
 
 @pytest.mark.parametrize("what", [WEIGHTS, DECODED])
 def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next_sum(what):
-    """It is what `ReplicaStep` compares in each step."""
+    """`ReplicaStep` compares this digest in each step."""
     compressor = LGC(density=0.1, dense_steps=0)
     lockstep = in_phase(CODING, compressor, size=2)
     lockstep.step(gradients(0, 2))

@@ -1,4 +1,4 @@
-"""L-GreCo in one process: what steps by a plan are, and what a plan is made of."""
+"""Tests L-GreCo in one process: steps by a plan, and the making of a plan."""
 
 import math
 
@@ -172,7 +172,7 @@ def test_a_step_of_some_variables_takes_their_own_settings_of_the_plan():
 
 def test_the_plan_that_all_replicas_take_sends_less_and_misses_no_more():
     exchanging = Exchanging(LGreCo(TopK(0.05)))
-    # One layer has all in a few entries, another in some more, and the third is flat.
+    # The first layer has a few large entries, the second some more, and the third is flat.
     shares = [0.01, 0.2, 1.0]
     totals = [np.zeros(shape) for shape in Exchanging.SHAPES]
     for step in range(2):
@@ -198,7 +198,7 @@ def test_the_plan_that_all_replicas_take_sends_less_and_misses_no_more():
     assert plan.ratio == pytest.approx(sum(own) / sum(plan.settings))
     for of_one in copies(collective(), exchanging.exchange.job_state["top_k_plan"]):
         assert of_one.tolist() == [setting + 1 for setting in plan.settings]
-    for replica in range(2):  # and begins anew
+    for replica in range(2):  # and begins again
         assert not any(total.any() for total in exchanging.sums(replica))
     assert exchanging.exchange.plan_in_force() == plan
 
@@ -247,7 +247,8 @@ def test_a_step_of_the_warm_up_does_not_enter():
 
 
 def test_more_replicas_with_smaller_gradients_enter_as_fewer_with_larger_ones():
-    """So a job that goes on with another number of them plans by sums and norms of one scale."""
+    """A job that resumes with another number of replicas therefore plans by sums and norms of one
+    scale."""
     (gradient,) = random_gradients([(40, 30)], 1)[0]
     totals = []
     for size in (1, 2, 8):
@@ -310,7 +311,7 @@ def job(compressor):
 
 
 def resumed(before, compressor):
-    """A job with another compressor that goes on from what Keras would save of one."""
+    """Returns a job with another compressor that resumes from a Keras save."""
     store, after = {}, job(compressor)
     before.optimizer.save_own_variables(store)
     after.optimizer.load_own_variables(store)
@@ -369,7 +370,7 @@ def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
 
 
 def uneven_sums():
-    """One layer has few large entries, and the other has only large ones."""
+    """The first layer has few large entries, and the other layer has only large entries."""
     sums = random_gradients([(60, 80), (40, 60)], 1)[0]
     sums[0][np.random.default_rng(0).random((60, 80)) > 0.02] *= 0.001
     return sums
@@ -403,7 +404,7 @@ def test_without_a_budget_the_methods_own_settings_stay_with_a_notice(
 
 @pytest.mark.parametrize("reference", ["uniform", "accordion"])
 def test_without_gradients_since_the_last_plan_it_stays(reference, caplog):
-    """As after two plans in a row, of which the second has nothing to go by."""
+    """As after two consecutive plans, where the second plan has no gradients."""
     planner = planner_of(LGreCo(TopK(0.05), reference=reference))
     job_state, sums = new_job_state(planner.lgreco, planner.specs), uneven_sums()
     planner.install(planner.propose(sums, job_state), job_state, [])
@@ -422,7 +423,8 @@ def test_without_gradients_since_the_last_plan_it_stays(reference, caplog):
 
 
 def test_variables_that_are_never_exchanged_are_outside_the_plan():
-    """Such as a large table, whose gradients are sent as slices: it has no error, and no bytes."""
+    """A large table, for example, has no error and no bytes, because its gradients are sent as
+    slices."""
     lgreco, table = LGreCo(TopK(0.01)), np.zeros((5000, 60), "float32")
     first, last = uneven_sums()
     proposed = planner_of(lgreco).propose([first, last], {})

@@ -1,4 +1,4 @@
-"""Max-norm quantization; what it shares with other compressors is in test_conformance.py."""
+"""Tests max-norm quantization; test_conformance.py tests the behaviour of all compressors."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ROUNDINGS = 100_000
 
 
 def sent(compressor, share):
-    """Returns what is sent of many entries that are a share of the largest, which is 1."""
+    """Returns the sent values of many entries that are a share of the largest entry, which is 1."""
     gradient = np.full(ROUNDINGS + 1, share, np.float32)
     gradient[-1] = 1
     of_all = [[gradient.reshape(1, -1)]]

@@ -117,7 +117,7 @@ def test_the_state_of_the_job_is_in_checkpoints(tmp_path):
     path = tf.train.Checkpoint(exchange=before.exchange).save(tmp_path / "checkpoint")
     tf.train.Checkpoint(exchange=after.exchange).restore(path).assert_consumed()
     assert after.steps([FINE] * 2) == [2 * FINE, 2]
-    # What each replica has of its own is shared out.
+    # Separate state of replicas is divided equally.
     tf.train.Checkpoint(exchange=after.exchange).restore(path)
     for own in copies(collective(), after.exchange.job_state["seen"]):
         np.testing.assert_array_equal(own, [1.0, 0.5])
@@ -171,7 +171,7 @@ def test_strategies_without_collectives_refuse_turns():
 
 
 class InTurn(Phased, registered=False):
-    """Each of some methods for two steps, and the last one from then on."""
+    """Uses each of some methods for two steps, and then stays with the last method."""
 
     name = "in_turn"
 

@@ -1,4 +1,4 @@
-"""With second moments every method does what it does with gradients that are divided before."""
+"""Tests that each method with second moments equals the method on gradients divided before."""
 
 import numpy as np
 import pytest

@@ -132,7 +132,7 @@ def test_stochastic_rounding_sends_each_element_on_average(bits):
             0
         ]  # so that the sum is the gradient
     unit = (gradient.max() - gradient.min()) / (2**bits - 1)
-    # One draw has a deviation of at most half a unit.
+    # A draw has a deviation of at most half a unit.
     assert np.abs(sent / steps - gradient).max() < 5 * 0.5 * unit / np.sqrt(steps)
     assert np.abs((sent / steps - gradient).mean()) < 5 * 0.5 * unit / np.sqrt(steps * 256)
 

@@ -1,4 +1,4 @@
-"""RandomK's draws; what it shares with other compressors is in test_conformance.py."""
+"""Tests RandomK's draws; test_conformance.py tests the behaviour of all compressors."""
 
 import numpy as np
 import pytest

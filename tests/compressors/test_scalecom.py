@@ -1,4 +1,4 @@
-"""ScaleCom's identities and rates; what it shares with other compressors is in the conformance."""
+"""Tests ScaleCom's identities and rates; test_conformance.py tests all compressors."""
 
 import keras
 import numpy as np
@@ -98,7 +98,7 @@ def test_a_small_variable_is_sent_despite_large_gradients(value_bits):
         outcome = lockstep.step([ones, ones])
         assert [np.count_nonzero(tensor) for tensor in outcome.reduced[0]] == [3, 2, 1, 1]
         sums += outcome.reduced[0][2]
-        # One entry has what came until now, the other what came until the step before.
+        # The first entry has all gradients so far, the other all gradients before this step.
         assert_close(np.sort(sums), [2e-3 * (step - 1), 2e-3 * step], terms=4, steps=step)
 
 

@@ -1,4 +1,4 @@
-"""SIDCo's thresholds; what it shares with other compressors is in test_conformance.py."""
+"""Tests SIDCo's thresholds; test_conformance.py tests the behaviour of all compressors."""
 
 import numpy as np
 import pytest

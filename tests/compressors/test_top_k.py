@@ -1,4 +1,4 @@
-"""TopK's counts, and momentum; what it shares with other compressors is in test_conformance.py."""
+"""Tests TopK's counts and momentum; test_conformance.py tests the behaviour of all compressors."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""ScaleCom's values in fewer bits; what it shares with other compressors is in the conformance."""
+"""Tests ScaleCom's values in fewer bits; test_conformance.py tests all compressors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every method may begin with another one, or with a gentler setting of its own."""
+"""Tests warm-ups: by another method, or by a gentler setting of the same method."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One step of TopK in NumPy: all replicas at once."""
+"""Takes steps of TopK in NumPy, for all replicas at once."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def test_all_workers_are_given_the_same_advice(workers):
     first, second = workers
     assert first["text"] == second["text"]
     assert [method for method, _, _ in first["predicted"]] == ["no_compression", "top_k", "adacomp"]
-    assert all(step > 0.5 for _, step, _ in first["predicted"])  # with what was said to be computed
-    assert first["best"] == "no_compression"  # nothing saves a twentieth of what is computed
+    assert all(step > 0.5 for _, step, _ in first["predicted"])  # with the given time of computing
+    assert first["best"] == "no_compression"  # no method saves a twentieth of the time of computing
 
 
 def test_payload_bytes_of_methods_are_known(workers):

@@ -53,7 +53,8 @@ def test_training_resumes_from(loaded, format_):
     for worker in loaded:
         after = worker[format_]
         assert after["finite later"]
-        # One replica applies what the others left with its first step; several go on.
+        # A single replica applies the others' residuals in its first step; several replicas keep
+        # theirs.
         assert after["waits later"] != alone
         assert (max(np.abs(r).max() for r in after["residual sums later"]) == 0) == alone
 

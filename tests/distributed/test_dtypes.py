@@ -1,4 +1,4 @@
-"""Dtypes besides float32, and functions that run eagerly: two workers do as one process does."""
+"""Tests that two workers equal one process, for other dtypes than float32 and eager functions."""
 
 import functools
 from pathlib import Path

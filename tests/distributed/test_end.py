@@ -1,4 +1,4 @@
-"""At the end of a job Python takes apart what was used, as it does for users."""
+"""Tests the normal teardown of Python at the end of a job, as users have it."""
 
 import pytest
 

@@ -27,7 +27,7 @@ SETTINGS = {
 }
 CASES = [(way, setting) for way, settings in SETTINGS.items() for setting in settings]
 SCALED = [case for case in CASES if case[1] not in ("plain", "accumulation")]
-# The gradient of worker 1 is bad, that of worker 0 goes into the exchange.
+# The gradient of worker 1 is bad, and worker 0's gradient goes into the exchange.
 KEPT = [case for case in CASES if case != ("strategy", "mixed_float16")]
 
 
@@ -160,7 +160,8 @@ def test_every_worker_ends_when_they_differ_in(what, named):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A job of two, one of them killed after its second epoch: its backup, and who was left."""
+    """Runs two workers, one of which is killed after its second epoch; returns the backup and the
+    survivor."""
     folder = tmp_path_factory.mktemp("backup")
     with Job(PROGRAMS / "resume.py", 2, [folder / "backup", 1000]) as job:
         job.wait_for_line(1, "epoch 1 ended", timeout=300)

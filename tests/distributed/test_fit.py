@@ -289,7 +289,7 @@ def test_the_residual_of_one_optimizer_is_not_applied_by_another():
 
 
 def test_synchronized_batch_statistics_are_not_compressed():
-    # The weights stay as they are, so the statistics are those of the data alone.
+    # The weights are constant, so the statistics depend only on the data.
     ways = ("unwrapped", "strategy")
     checks = [report["synchronized_batch_normalization"] for way in ways for report in seen(way)]
     assert len({check["statistics"] for check in checks}) == 1

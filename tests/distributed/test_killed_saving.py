@@ -24,7 +24,7 @@ STAGES = {  # at which a job dies; whether the job has completed a save
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """By stage: what the next job has restored, what was saved there, and how the job ended."""
+    """Returns by stage the restored values of the next job, the saved values, and the job's end."""
     folder = tmp_path_factory.mktemp("saves")
     epoch, seen, stage = 1, {}, None
     for next_stage in [*STAGES, "none"]:

@@ -1,4 +1,4 @@
-"""LGC between real workers: all phases, in each way to train, and in jobs that go on."""
+"""Tests LGC between real workers: all phases, in each way to train, and in resumed jobs."""
 
 import signal
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_more_workers_resume_from_each_phase(trained, folder):
 
 
 def test_a_killed_job_resumes_from_its_last_epoch_with_more_workers(trained, tmp_path):
-    """It learns then; the tests above go on from what was saved in each phase."""
+    """The autoencoder learns at that time; the tests above resume from the save of each phase."""
     whole, step = trained[0], 12
     assert whole["phases"][step - 1] == 2
     survivor, killed = run_workers(PROGRAM, 2, ["backup", tmp_path, step], check=False)

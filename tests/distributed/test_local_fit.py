@@ -1,4 +1,4 @@
-"""`fit` with local steps: whatever looks at the model sees one model on all workers."""
+"""Tests `fit` with local steps: all observers see equal models on all workers."""
 
 from pathlib import Path
 

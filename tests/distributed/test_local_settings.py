@@ -24,7 +24,7 @@ def jobs():
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A job of two workers that saves in the middle of a round, and three that go on."""
+    """Runs a job of two workers that saves within a round, and three workers that resume."""
     folder = tmp_path_factory.mktemp("resumed")
     program = PROGRAM.with_name("local_resume.py")
     two = [result(worker) for worker in run_workers(program, 2, [folder])]
@@ -259,7 +259,7 @@ def test_three_workers_resume_from_a_save_of_two_within_a_round(
         assert_close(job["restored"]["residuals"][0], total / 3)
         assert job["end"]["values"] == end[0]["values"]
         assert job["end"]["exchanges"] == before + after
-    # What was sent and what waits is what plain SGD would have done.
+    # Sent values plus residuals equal the steps of plain SGD.
     steps = gradients(3, seed=5, workers=3)
     for i in range(2):
         before = saved["values"][i] - sum(np.float64(one["residuals"][i]) for one in two)

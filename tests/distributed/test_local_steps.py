@@ -119,7 +119,7 @@ def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
         assert np.any(one["warm"]["residuals"][0])
         assert np.any(one["warm"]["residuals"][1])
         values = np_arrays(one["end"]["values"])
-        # What was sent and what waits is what plain SGD would have done.
+        # Sent values plus residuals equal the steps of plain SGD.
         whole = [value - rest for value, rest in zip(values, waits, strict=True)]
         assert_equal(whole, [-RATE * one for one in total])
 
@@ -134,7 +134,7 @@ def test_velocity_of_gradients_does_not_move_weights_in_rounds(jobs, case):
     assert np.any(jobs[0]["momentum"][case][0]["residuals"][0]) == (case == "resumed")
     before = [job["momentum"][case][0] for job in jobs]
     for i in range(2):
-        # What waits after synchronous steps are gradients.
+        # The residuals of synchronous steps are gradients.
         waits = sum(np.float32(one["residuals"][i]) for one in before)
         start = np.float32(before[0]["values"][i]) - RATE * waits
         np.testing.assert_array_equal(whole[1][i], start - moved[0][i])
@@ -237,7 +237,7 @@ def test_saving_ends_the_round_and_a_restored_job_continues_equally(jobs, method
                 for i in range(2)
             ]
             assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
-        # Workers exchange the same sums, of which each has another part of the residual.
+        # Workers exchange the same sums, with different parts of the residual.
         assert seen["resumed"]["exchanges"] == seen["went on"]["exchanges"] == 4
 
 

@@ -1,4 +1,5 @@
-"""Every compression method between real workers: one spoils a step, one is killed, more go on."""
+"""Tests each method between real workers: a bad step, a killed worker, and more workers that
+resume."""
 
 import signal
 from pathlib import Path

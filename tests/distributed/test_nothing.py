@@ -1,4 +1,4 @@
-"""Jobs with nothing to train or to exchange: they go on, and nothing crashes."""
+"""Tests that jobs with nothing to train or to exchange continue without a crash."""
 
 import functools
 from pathlib import Path

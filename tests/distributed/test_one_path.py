@@ -1,4 +1,4 @@
-"""Workers save by one path, or the chief alone: what the files hold, and that nobody hangs."""
+"""Tests the files of saves to one path, and of the chief alone, and that no worker hangs."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_logs_are_written_once(workers, folder):
 
 def test_separate_paths_are_used(workers, folder):
     assert all(worker["all"]["paths of their own"] for worker in workers)
-    assert not list(folder.glob(".*"))  # nothing is left that was beside a file
+    assert not list(folder.glob(".*"))  # no temporary files are left
 
 
 @pytest.mark.parametrize("path", ["best.keras", "chief.keras"])

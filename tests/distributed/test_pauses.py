@@ -1,4 +1,4 @@
-"""Workers that stop for a while and go on, as in a virtual machine that is moved."""
+"""Tests workers that pause and continue, as in a virtual machine that is migrated."""
 
 import re
 from pathlib import Path

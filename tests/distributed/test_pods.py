@@ -1,7 +1,7 @@
 """Pods that are lost come back, with other addresses, and all pods train on.
 
-Each pod is started again by itself, as under a TFJob: when one is lost, the others end and wait for
-it in their next start.
+Each pod is restarted separately, as under a TFJob. When a pod is lost, the other pods end, restart,
+and wait for it.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def test_evaluate_and_predict_equal_one_process(report):
 
 @pytest.mark.parametrize("call", ["parts", "endless"])
 def test_epochs_of_a_part_of_a_py_dataset_continue_after_the_last_one(report, call):
-    # batches that were read ahead are those of an earlier epoch
+    # batches that were read ahead belong to an earlier epoch
     assert [number % 100 for number in numbers(report["py_datasets"][call])] == batches(0)
 
 

@@ -1,4 +1,4 @@
-"""Workers report for whom they wait; `test_pauses.py` has those that do not answer."""
+"""Tests reports of late workers; `test_pauses.py` tests workers that do not answer."""
 
 import re
 from pathlib import Path

@@ -41,14 +41,14 @@ def seen(ways, workers=2):
     ],
 )
 def test_two_workers_train_as_one_process_does(way, run):
-    # One job has both ways of a strategy without a compressor.
+    # A job runs both ways of a strategy without a compressor.
     ways = ("strategy",) if way == "strategy" else ("unwrapped", "optimizer")
     first, second = (worker[f"{way} {run}"] for worker in seen(ways))
     assert first == second
     (one,) = seen(("alone",), 1)
     expected = one[f"alone {run.split()[0]} graph"]
     assert first["iterations"] == expected["iterations"]
-    # What is measured follows from outputs, each of which is off by its sums of weights.
+    # Metrics follow from outputs, and each output differs by its sums of weights.
     np.testing.assert_allclose(first["measured"], expected["measured"], rtol=SUMS * TRAINED)
     for weight, like in zip(first["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(weight, like, rtol=0, atol=TRAINED)

@@ -1,7 +1,7 @@
 """Processes with several replicas: these sum gradients, which the processes exchange as one each.
 
-What they train, send and keep is compared with a job of one replica in each process, which has the
-same part of each batch.
+Their weights, sent bytes and state are compared with a job of one replica in each process, which
+has the same part of each batch.
 """
 
 import signal
@@ -14,12 +14,12 @@ from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
-LOCAL = ["rounds", "updates", "gossip"]  # in which each process has an inner optimizer of its own
+LOCAL = ["rounds", "updates", "gossip"]  # in which each process has its own inner optimizer
 TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager", *LOCAL]
 CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
 FORMATS = [".weights.h5", "tf"]
-# SGD(0.1) moves a weight in 8 steps by at most 5.7 times what it does in one, by its momentum of
-# 0.9. Adam(0.01) has an epsilon of 0.05. Sums are over 16 rows, 16 inputs, 64 units and 3 classes.
+# With a momentum of 0.9, SGD(0.1) moves a weight in 8 steps by at most 5.7 times a single step.
+# Adam(0.01) has an epsilon of 0.05. Sums are over 16 rows, 16 inputs, 64 units and 3 classes.
 APART = training(gain=0.57, terms=16 + 16 + 64 + 3, steps=8)
 
 
@@ -35,7 +35,7 @@ def run(replicas, *args, check=True):
 
 @pytest.fixture(scope="module")
 def flat(folders):
-    """Two processes of two replicas, each of which exchanges with all others."""
+    """Runs two processes of two replicas; each replica exchanges with all other replicas."""
     workers = run(2, folders["flat"], "nothing", "flat")
     return [result(worker) for worker in workers]
 

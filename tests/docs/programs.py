@@ -1,6 +1,7 @@
 """Runs the Python of pages of the documentation, on each of two workers: PAGE,... FOLDER.
 
-The pages share one strategy. What they leave to the reader, such as data, is here.
+The pages share one strategy. This module provides the parts that pages leave to the reader, such as
+data.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The programs of the documentation's pages do, on two workers, what the pages say."""
+"""Tests the programs of the documentation's pages on two workers against the pages' text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The compressors and the program that the page "Which compressor?" names are what it says."""
+"""Tests the compressors and the program that the page "Which compressor?" names."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Every example program, on one worker and on two, dense and compressed, for a few steps."""
 
-import argparse  # a text that is there wherever Python is
+import argparse  # a text that is part of every Python
 import functools
 import json
 import os
@@ -54,7 +54,7 @@ def trained(program, workers, compressor):
 
 
 def run_alone(program, *args):
-    """As a user starts it who has no TF_CONFIG."""
+    """Runs a program like a user without TF_CONFIG."""
     env = {**os.environ, "PYTHONPATH": python_path(), "PRELOADED": server(0)}
     env.pop("TF_CONFIG", None)
     return subprocess.run(
@@ -88,7 +88,8 @@ def test_learns_on_two_workers(program, compressor):
 
 
 def test_two_workers_train_as_one_does():
-    """So they share the batches: each has its own part, and together the size is as stated."""
+    """The workers share the batches: each worker has its part, and the parts add up to the stated
+    size."""
     one, two = trained(ALSO_DENSE, 1, "adacomp"), trained(ALSO_DENSE, 2, "no_compression")
     np.testing.assert_allclose(series(one, "loss"), series(two, "loss"), rtol=0.02)
 

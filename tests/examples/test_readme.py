@@ -10,7 +10,7 @@ from tests.workers import run_workers
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = ROOT / "keras_examples" / "minimal.py"
 
-# What the README leaves to the reader.
+# The parts that the README leaves to the reader.
 OF_THE_READER = """
 import keras
 import numpy as np

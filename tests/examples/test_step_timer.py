@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "keras_examples"
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Returns what is logged of an epoch whose steps end at the given seconds."""
+    """Returns the logs of an epoch whose steps end at the given seconds."""
     timer = runpy.run_path(str(EXAMPLES / "common.py"))["StepTimer"]()
 
     def log(ends):

@@ -1,4 +1,4 @@
-"""Jobs with Keras 2: as one process, bit-equal on all workers, saved and gone on with."""
+"""Tests jobs with Keras 2: equal to one process, bit-equal on all workers, saved and resumed."""
 
 import contextlib
 import functools
@@ -351,7 +351,8 @@ def one_of_three():
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Returns the state that two saved, and that of three who went on until one was killed."""
+    """Returns the saved state of two workers, and of three workers that resumed until one was
+    killed."""
     folder = tmp_path_factory.mktemp("three")
     two = by_strategy("three.py", folder)
     return two, run_workers(PROGRAMS / "three.py", 3, [folder], check=False)

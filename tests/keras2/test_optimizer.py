@@ -1,4 +1,4 @@
-"""`CompressedOptimizer` of Keras 2 in one process: what it does alone, and what it refuses."""
+"""Tests the `CompressedOptimizer` of Keras 2 in one process, and its refusals."""
 
 import contextlib
 import importlib
@@ -288,7 +288,7 @@ def test_kinds_are_read_off_a_model():
     assert sorted(kinds.values()) == ["dense", "embedding", "vector"]
 
 
-# One test for each private name of Keras 2 and tensorflow-addons.
+# A test for each private name of Keras 2 and tensorflow-addons.
 
 
 def test_is_loss_scaler():
@@ -420,7 +420,7 @@ def test_on_save(tmp_path, monkeypatch):
         small_model("sgd").load_weights(tmp_path / name)
     model.save_weights(tmp_path / "by_keyword", save_format="HDF5 ")
     model.save_weights(tmp_path / "by_position", True, "h5")
-    # The checkpoint is no such file.
+    # The checkpoint lacks the file.
     assert seen == [*names, *weights[:2], "by_keyword", "by_position"]
     assert not list(tmp_path.glob(".*"))
 

@@ -1,6 +1,6 @@
 """`CompressedOptimizer` of Keras 2 on several replicas of one process, and with loss scalers.
 
-The code of `tf_keras` is that of Keras 2.15, so these tests are run with one of the two.
+The code of `tf_keras` equals Keras 2.15's, so these tests run with only one of the two.
 """
 
 import functools
@@ -138,7 +138,7 @@ def test_one_replica_counts_what_a_loss_scaler_skips(inside, dynamic):
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("sgd", [keras.optimizers.SGD, legacy.SGD])
 def test_a_bad_step_is_skipped_with_any_loss_scaler_inside(sgd, dynamic):
-    """One with a fixed scale does not look whether gradients are finite."""
+    """A loss scaler with a fixed scale does not check whether gradients are finite."""
     strategy = mirrored()
     with strategy.scope():
         variables = [tf.Variable(np.ones(3, "float32"), name=name) for name in "ab"]

@@ -11,7 +11,7 @@ from tests.net.plain import Plain, bad_of, keeps_gradients, means
 from tests.net.product import Running, jobs_of
 from tests.net.program import Program, Step
 
-# Optimizers round less than 20 times in an update, of which a program has 8 at most.
+# Optimizers round less than 20 times in an update, and a program has at most 8 updates.
 NEAR = rounding(1, terms=20, steps=8)
 # A gradient is averaged, added to a residual and a weight, and summed over 3 replicas, less than 8
 # times in all, in up to 12 updates.
@@ -40,9 +40,9 @@ def trains_as_the_inner_optimizer(program: Program) -> None:
 
 
 def loses_nothing(program: Program, rounded: float = EXACT) -> None:
-    """With SGD at rate 1: what was applied, plus what is left, is what was given.
+    """Checks with SGD at rate 1 that applied gradients plus residuals equal all gradients.
 
-    Also over jobs that go on from each other, unless the log has said what is lost.
+    This also holds for jobs that resume from each other, unless the log has reported a loss.
     """
     given = [np.zeros(shape) for shape in program.shapes]
     largest = 1.0
@@ -106,7 +106,7 @@ def keeps_its_pace(program: Program) -> None:
 
 
 def _take(running: Running, steps: Sequence[Step]) -> bool:
-    """Takes steps that lead to one update; returns whether replicas keep what is skipped."""
+    """Takes the steps of an update; returns whether replicas keep skipped gradients."""
     keeps = keeps_gradients(running.job, _exchanges(running))
     for step in steps:
         running.step(step)
@@ -126,7 +126,8 @@ def _lost(running: Running, before: Running | None) -> list[np.ndarray]:
 
 
 def _assert_said(running: Running, lost: Sequence[np.ndarray]) -> None:
-    """The log has told of what is lost, at the latest with the first step that is not skipped."""
+    """Checks that the log has reported losses, at the latest in the first step that is not
+    skipped."""
     if any(left.any() for left in lost):
         assert any("residual" in text for text in running.said), f"lost in silence: {lost}"
 

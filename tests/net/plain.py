@@ -33,7 +33,7 @@ def inner_optimizer(program: Program) -> keras.optimizers.Optimizer:
 class Plain:
     """A program run by the inner optimizer alone, without any loss scaling.
 
-    What a skipped step gave to replicas that keep it comes with the next step that is not skipped.
+    Gradients of a skipped step that replicas keep are applied in the next step that is not skipped.
     """
 
     def __init__(self, program: Program) -> None:
@@ -47,7 +47,7 @@ class Plain:
         self.kept: dict[int, np.ndarray] = {}
 
     def update(self, job: Job, steps: Sequence[Step], keeps: bool) -> None:
-        """Takes the steps that lead to an update; `keeps`: what a skipped one gave."""
+        """Takes the steps of an update; with `keeps`, gradients of a skipped update are kept."""
         bad = bad_of(steps)
         if not bad:
             for step in steps:

@@ -140,7 +140,7 @@ class Running:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Within it, what the log warns of goes to `said`."""
+        """Appends the log's warnings to `said` within this context."""
         original = tf.get_logger().warning
         tf.get_logger().warning = lambda text, *args: self.said.append(text % args)
         try:

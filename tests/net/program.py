@@ -1,6 +1,7 @@
-"""A training program as data: what is trained by which optimizer, and by which jobs in turn.
+"""Training programs as data: the variables, the optimizer, and the consecutive jobs.
 
-Its `repr` is the whole program: what a test prints can be run again (see CONTRIBUTING).
+The `repr` is the whole program, so a program that a test prints can be run again (see
+CONTRIBUTING).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Short:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step(Short):
-    """One step of all replicas.
+    """A step of all replicas.
 
     Attributes:
         seed: Of the gradients.
@@ -49,7 +50,7 @@ class Step(Short):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Job(Short):
-    """One start of a program.
+    """A start of a program.
 
     Attributes:
         replicas: How many take part.
@@ -75,7 +76,7 @@ class Job(Short):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Program(Short):
-    """Jobs that go on from each other, on the same variables with the same optimizer.
+    """Jobs that resume from each other, on the same variables with the same optimizer.
 
     Attributes:
         shapes: Of the variables.
@@ -123,7 +124,7 @@ class Program(Short):
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
-    """The gradient of a table: rows, of which some may be there several times."""
+    """The gradient of a table: rows, some of them possibly several times."""
 
     values: np.ndarray
     indices: np.ndarray
@@ -150,7 +151,7 @@ def dense(gradient: Gradient) -> np.ndarray:
 def gradients_of(program: Program, step: Step, replica: int) -> list[Gradient]:
     """A replica's gradients, one for each variable that the step gives one.
 
-    They are small multiples of a power of two, so that their sums are exact in any order.
+    Numbers are small multiples of a power of two, so that their sums are exact in any order.
     """
     generator = np.random.default_rng([step.seed, replica])
     found: list[Gradient] = []

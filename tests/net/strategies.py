@@ -1,4 +1,4 @@
-"""Random programs, for each check those that it is for."""
+"""Draws random programs, for each check its kind of programs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
 
 @st.composite
 def variables(draw: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """One to three shapes, and which of them are tables."""
+    """Draws one to three shapes, and which of them are tables."""
     shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=draw(st.integers(1, 2)), max_size=3))
     if draw(st.sampled_from([False, False, True])):
         shapes.append(draw(st.sampled_from(TABLES)))
@@ -144,14 +144,14 @@ def jobs(
     *,
     first: bool = True,
 ) -> Job:
-    """One job of a program.
+    """Draws a job of a program.
 
     Args:
         draw: Hypothesis' own.
         program: Which it is to be one of.
         methods: Its compressor is one of these.
         longest: How many updates there are at most.
-        first: Whether it goes on from none.
+        first: Whether the job resumes from no other job.
     """
     warms_up = any("warmup" in method for method in methods)
     collective = warms_up and draw(st.sampled_from([False, False, False, True]))
@@ -207,7 +207,7 @@ def lossless_programs(
     most_jobs: int = 1,
     static: bool = False,
 ) -> Program:
-    """By SGD at rate 1, so that weights show what was applied.
+    """Trains by SGD at rate 1, so that weights show the applied gradients.
 
     Args:
         draw: Hypothesis' own.

@@ -1,4 +1,4 @@
-"""Random training programs: what they compute is what they should."""
+"""Tests the results of random training programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PROGRAM = os.environ.get("GRADCOMP_PROGRAM")  # only this one
 
 
 def programs(random: st.SearchStrategy[Program], count: int, *always: Program) -> Any:
-    """Runs a test on random programs, the same ones each time unless the environment says so."""
+    """Runs a test on random programs, which are equal each time unless the environment changes
+    their number."""
     rules = settings(
         max_examples=int(COUNT or count),
         derandomize=not COUNT,

@@ -1,6 +1,6 @@
-"""A worker of a real job: checks programs one after another, and reports what is wrong with each.
+"""Runs on a worker of a real job: checks programs one after another, and reports each one's faults.
 
-Where replicas would differ in what is wrong, they would wait for each other until the deadline.
+If replicas differed in their faults, they would wait for each other until the deadline.
 """
 
 from __future__ import annotations

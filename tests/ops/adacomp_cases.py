@@ -1,4 +1,4 @@
-"""One replica and its payloads, as the tests of the AdaComp ops need them."""
+"""A replica and its payloads, for the tests of the AdaComp ops."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def normal(size, deviation=1.0, seed=0, dtype=tf.float32):
 
 
 def encode(residuals, gradients, bin_sizes, moments=(), adam=None, **settings):
-    """One step by the op; with `moments`, `adam` is what it takes to divide by them."""
+    """Takes a step by the op; with `moments`, `adam` has the settings of the division."""
     variables = [tf.Variable(residual) for residual in residuals]
     second_moments = [tf.Variable(moment) for moment in moments]
     settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}

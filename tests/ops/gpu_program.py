@@ -61,7 +61,7 @@ METHODS = {
         compressors.LGreCo("adacomp(bin_sizes=50)"),
     ],
     "one": [compressors.AdaComp(50)],
-    "copied": [compressors.TopK(density=0.05, momentum=0.9)],  # but for the second moments
+    "copied": [compressors.TopK(density=0.05, momentum=0.9)],  # except the second moments
 }
 IN_TURN = [
     compressors.AdaComp(50, warmup_steps=2),
@@ -322,7 +322,7 @@ def compare_factors(wrap, dtype):
                 for shape, rank in zip(SHAPES, RANKS, strict=True)
             ]
             variables[device] = residuals, [tf.Variable(tf.zeros(shape)) for shape in of_factors]
-    # As many as all are; too large as a sum alone; as that of one; not finite.
+    # As many as all are; too large only as a sum; too large as a product; not finite.
     for bad, by_others in ((1.0, 2.0), (1.0, 1e38), (1e38, 1.0), (np.nan, 1.0), (1.0, 1.0)):
         gradients = matrices(1, 0.3)
         gradients[4][2, 20, 0] *= bad
@@ -354,7 +354,7 @@ def encode_without_memory(fake):
 
 
 def compare_turns(wrap, compressor):
-    """A method and its warm-up, which begins with what a step of the other has left."""
+    """A method and its warm-up, which begins with the state of a step of the other."""
     specs = [GradientSpec(f"v{i}", (size,), "float32", DENSE) for i, size in enumerate(SIZES)]
     after = []
     for device in ("GPU:0", "CPU:0"):

@@ -33,7 +33,8 @@ def not_finite_in_the_end(size):
 
 
 def assert_given_back(after, before, gradient, beta_2=ADAM["beta_2"]):
-    """Not negative, at most what it was, and less only by the rounding of what was made of it."""
+    """Checks that moments are not negative, at most their old values, and lower only by
+    rounding."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = beta_2 * before + (1 - beta_2) * gradient.astype(np.float64) ** 2
     assert ((after >= 0) & (after <= before)).all()
@@ -143,7 +144,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, place, bad_tensor):
 def test_second_moments_that_are_given_back_are_not_negative_and_at_most_what_they_were(beta_2):
     size = 200_000
     generator = np.random.default_rng(0)
-    # Each may be nothing beside the other.
+    # Each may be negligible relative to the other.
     moment, gradient = 10 ** generator.uniform(-15, 15, (2, size)).astype(np.float32)
     moment[::7] = 0
     adam = {**ADAM, "beta_2": beta_2}
@@ -264,7 +265,7 @@ def test_refuses(graph, variables, wrong, message):
 def test_refuses_a_variable_in_two_roles(twice):
     variables = [tf.Variable(tf.zeros(3)) for _ in range(4)]
     variables[twice[1]] = variables[twice[0]]
-    message = "a residual or second moment is given twice; expected a variable of its own"
+    message = "a residual or second moment is given twice; expected a separate variable"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         ops.adacomp_encode(
             variables[:2],

@@ -1,4 +1,4 @@
-"""The fused ops compute, to the bit, what the text of the paper says."""
+"""Tests that the fused ops compute the same bits as the text of the paper."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The ops of LGC's steps: what they compute beside NumPy, shapes, and wrong arguments."""
+"""Tests the ops of LGC's steps: results compared with NumPy, shapes, and wrong arguments."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def call(request):
 
 
 class Replica:
-    """One replica, with what it has in NumPy, too."""
+    """A replica, with its state also in NumPy."""
 
     def __init__(self, dtype=tf.float32):
         self.residuals = [
@@ -36,7 +36,7 @@ class Replica:
         ]
 
     def chosen(self, order="value"):
-        """The places by the reference, those of a tensor that is sent whole being all of them."""
+        """Returns the reference's places; for a tensor that is sent whole, all places."""
         return [
             reference.largest(values, count, order) if count else np.arange(values.size)
             for values, count in zip(self.sums, ENTRIES, strict=True)

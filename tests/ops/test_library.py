@@ -14,7 +14,7 @@ REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 @pytest.fixture
 def load(monkeypatch):
-    """Loads anew, from another path or into another TensorFlow."""
+    """Loads the library again, from another path or into another TensorFlow."""
 
     def load_again(**replaced):
         library.load.cache_clear()

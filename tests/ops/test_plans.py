@@ -20,7 +20,7 @@ SHAPES = [(70, 31), (1001,), (5,)]
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    name: str  # of the ops, without what they do
+    name: str  # names of the ops, without their verbs
     setting: str
     plans: list[list[int]]
     common: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""PowerSGD's ops: arguments, variables, shapes, and what they compute beside the oracle."""
+"""Tests PowerSGD's ops: arguments, variables, shapes, and results compared with the oracle."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def call(request):
 
 
 class Replica:
-    """One replica with tensors of given shapes, of which some are sent whole: rank 0."""
+    """A replica with tensors of given shapes; tensors with rank 0 are sent whole."""
 
     def __init__(self, shapes, ranks, dtype=tf.float32):
         self.ranks = ranks
@@ -320,7 +320,7 @@ def test_sums_of_another_size(call):
 
 
 class Alternating(Replica):
-    """One replica whose factors have P above Q."""
+    """A replica whose factors have P above Q."""
 
     def __init__(self, shapes, ranks):
         super().__init__(shapes, ranks)

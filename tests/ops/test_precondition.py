@@ -26,7 +26,7 @@ def precondition(moments, gradients, step, **settings):
 
 
 def squares_of(gradients):
-    """Other squares than their own, but for two of them."""
+    """Returns squares for all gradients except two."""
     drawn = [np.abs(gradient).astype(np.float32) for gradient in gradients]
     return [None, *drawn[1:4], None]
 

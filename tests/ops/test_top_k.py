@@ -1,4 +1,4 @@
-"""TopK's ops: equal to the oracle to the bit, on odd inputs, too; and what they refuse."""
+"""Tests TopK's ops: equal bits to the oracle, also on odd inputs, and refusals."""
 
 import itertools
 

@@ -66,7 +66,7 @@ def new_variables():
 
 
 def gradients_at(step, replicas=2, bad=None):
-    """`gradients[replica][variable]`; that of replica `bad` is not finite."""
+    """Returns `gradients[replica][variable]`; the gradient of replica `bad` is not finite."""
     generator = np.random.default_rng(100 + step)
     gradients = [
         [generator.normal(size=shape).astype("float32") for shape in ((40, 30), (30,))]

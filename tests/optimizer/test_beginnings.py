@@ -36,7 +36,7 @@ class Job:
         self.optimizer.apply([kernel, bias, slices], self.variables)
 
     def step(self, number, *, bias=(0, 0), table=(0, 0), bad=()):
-        """One step; `bias` and `table` say how large the gradients of each replica are."""
+        """Takes a step; `bias` and `table` are the sizes of each replica's gradients."""
         kernels = np.random.default_rng(number).normal(size=(2, *DENSE)).astype("float32")
         kernels[list(bad), 0, 0] = np.nan
         rows = np.arange(3)  # of gradients of zeros is the first, too
@@ -65,7 +65,7 @@ def keeps_slices(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_they_begin_with_the_first_gradient_of_any_replica(method):
-    """One replica has the gradients of the bias alone, the other those of the table."""
+    """One replica has only gradients of the bias, the other only gradients of the table."""
     job = Job(method)
     table = 0 if keeps_slices(method) else 2  # else it is never divided
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Callbacks of Keras that look into an optimizer find what is in a wrapped one."""
+"""Tests that Keras' callbacks find the attributes of a wrapped optimizer."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ def several(kernels, biases):
     return keras.optimizers.MultiOptimizer(by_name)
 
 
-# What is wrapped, and the same without a wrapper.
+# The wrapped optimizer, and the same optimizer without a wrapper.
 CASES = {
     "alone": (lambda: compressed(averaging()), averaging),
     "in a loss scaler": (lambda: scaled(compressed(averaging())), lambda: scaled(averaging())),

@@ -93,7 +93,7 @@ def test_casts_train_as_one_process_but_for_rounding(dtype, most):
         job.step(given)
         values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
         alone.apply([slices(values, indices)], [weights])
-    # A step of Adam moves in proportion to gradients, or less: in relation, by what they round.
+    # A step of Adam changes at most in proportion to gradients, so relatively by their rounding.
     moved = np.abs(weights.numpy() - start).max()
     assert_close(job.table, weights, steps=8, scale=moved, dtype=dtype)
     sent = job.optimizer.exchange.traffic().tensor_bytes["embeddings"]
@@ -102,7 +102,8 @@ def test_casts_train_as_one_process_but_for_rounding(dtype, most):
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e9, 1e30])
 def test_slices_that_float16_cannot_hold_are_cast_as_precisely_as_others(scale):
-    """A slice is that of one token: of a large batch, of many replicas, it is often so small."""
+    """A slice belongs to one token, and in a large batch of many replicas it is often this
+    small."""
     job = Job(2, keras.optimizers.SGD(1 / scale), "cast")
     start = job.table.numpy()
     given = slices_at(0, 2)
@@ -159,7 +160,7 @@ def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, rep
     inner = job.optimizer.inner_optimizer
     touched = np.unique(np.concatenate([indices for _, indices in given]))
     np.testing.assert_array_equal(inner.rows, touched)
-    # Of rows that nobody touches now, something may still be sent.
+    # Residuals of rows that no replica touches now may still be sent.
     row = np.setdiff1d(np.arange(ROWS), touched)[:1].astype("int32")
     before = job.table.numpy()
     job.step([[np.ones((1, WIDTH), "float32"), row]] * replicas)
@@ -197,7 +198,7 @@ def test_slices_may_be_given_without_a_shape_or_with_a_tuple(shape, most):
 
 
 def test_a_table_that_is_touched_all_over_is_summed_dense():
-    """As that of an embedding that is also the output layer: gathering it would cost more."""
+    """As for an embedding that is also the output layer; gathering the table would cost more."""
     strategy = collective()
     with strategy.scope():
         weights = table()

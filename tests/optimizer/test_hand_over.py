@@ -1,4 +1,4 @@
-"""A job goes on with other settings, another number of replicas, or some of its variables."""
+"""Tests jobs that resume with other settings, another number of replicas, or some variables."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from tf_gradcomp.tf_config import make_tf_config
 SHAPES = {"a": (20, 3), "b": (20, 3)}
 PATHS = list(SHAPES)
 ZEROS = np.zeros((20, 3), "float32")
-SUM_OF_TWO = 10  # of the magnitudes of normal numbers, of which none here is above 5
+SUM_OF_TWO = 10  # of the magnitudes of normal numbers, all below 5 here
 
 
 def gradients_at(step, replicas):
@@ -43,7 +43,7 @@ class Job:
             self.optimizer.build(self.variables)
 
     def step(self, gradients, names=("a", "b")):
-        """One step of some of the variables; `gradients[replica]` has one for each of them."""
+        """Takes a step of some variables; `gradients[replica]` has a gradient for each."""
         variables = [self.variables[PATHS.index(name)] for name in names]
         apply = functools.partial(self.optimizer.apply, trainable_variables=variables)
         stepper(self.strategy, apply, graph=self.graph)(gradients)
@@ -84,7 +84,7 @@ class Job:
         return self.optimizer, self.optimizer.inner_optimizer
 
     def resumed(self, replicas, inner, compressor="adacomp(bin_sizes=20)", **kwargs):
-        """The job that goes on from what Keras would save of this one."""
+        """Returns a job that resumes from a Keras save of this job."""
         other = Job(replicas, inner, compressor, **kwargs)
         other.load(self.saved())
         return other
@@ -395,7 +395,7 @@ def test_velocities_are_divided_and_multiplied_as_gradients_are():
         after.step([[ZEROS, ZEROS]] * 2)
         share = np.mean(of_each(before, "velocity"), 0)
         for velocity in of_each(after, "velocity"):
-            kept = velocity != 0  # what is sent has none
+            kept = velocity != 0  # sent gradients have none
             assert kept.sum() >= 20
             assert_close(velocity[kept], (0.9 * share * factor)[kept], of_adam(), steps=2)
 

@@ -87,7 +87,7 @@ def test_one_replica_is_the_inner_optimizer_bit_by_bit(inner):
 def test_one_replica_also_of_a_strategy_is_the_inner_optimizer_bit_by_bit(inner):
     """With accumulation and overwriting averages, too, where Keras itself fails."""
     strategies = (gc.MultiWorkerMirroredStrategy(), mirrored(1))
-    assert_equal_training(inner, *strategies, steps=4)  # none of which is left accumulated
+    assert_equal_training(inner, *strategies, steps=4)  # without accumulated gradients
 
 
 def test_one_replica_may_be_compiled_by_xla():

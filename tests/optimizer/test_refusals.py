@@ -390,7 +390,7 @@ def test_parameter_servers_are_refused(monkeypatch):
         {"chief": ["localhost:1"], "ps": ["localhost:2"], "worker": ["localhost:3"]}
     )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
-    # Its constructor would connect to the servers.
+    # The strategy's constructor would connect to the servers.
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
     with pytest.raises(ValueError, match=r"not work under ParameterServerStrategy.*; use"):

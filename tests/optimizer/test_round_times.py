@@ -14,7 +14,7 @@ ALONE = types.SimpleNamespace(create=lambda make: make(), local=lambda variable,
 
 
 class Worker:
-    """A worker whose steps and exchanges take given times; others have votes of their own."""
+    """A worker whose steps and exchanges take given times; other workers vote separately."""
 
     def __init__(self, monkeypatch, step, exchange, at_most=64, others=()):
         self.step, self.exchange, self._now = step, exchange, 1000.0

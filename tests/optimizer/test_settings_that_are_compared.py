@@ -1,4 +1,4 @@
-"""Settings of the inner optimizer are compared between workers, whatever they are made of."""
+"""Tests that workers compare the settings of the inner optimizer, of any type."""
 
 import functools
 

@@ -42,7 +42,7 @@ def test_a_bad_gradient_is_skipped_with(compressor):
 
 @pytest.mark.parametrize("compressor", names_without_turns())
 def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with(compressor):
-    """A replica that waited for another one's check before it takes part would wait for ever."""
+    """A replica must not wait for another replica's check before its own collective."""
     talking, others = (
         Replicas(strategy=strategy, compressor=compressor)
         for strategy in (collective(), mirrored(2))

@@ -28,7 +28,7 @@ def test_a_step_with_a_bad_gradient_is_skipped_by_all(bad, graph, make):
     assert iterations(replicas.optimizer) == 1
     assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
     after = replicas.residuals()
-    # What was sent is put back, of the bad one without its gradient.
+    # Sent values return to the residuals; the bad replica's gradient is discarded.
     largest = np.nanmax(np.abs(residuals[bad] + gradients[bad][0]))
     assert_close(after[bad], residuals[bad], terms=2, scale=largest)
     good = 1 - bad
@@ -243,7 +243,7 @@ def test_a_bad_gradient_while_accumulating_skips_the_update_and_no_more():
 
 @pytest.mark.parametrize("name", names_without_turns())
 def test_a_sum_that_float16_cannot_hold_does_not_come_back(name):
-    """Residuals are as large: methods that send little went on skipping for long."""
+    """Residuals are as large, so methods that send little used to skip many steps."""
     strategy = mirrored(2)
     with strategy.scope():
         variable = keras.Variable(np.zeros((40, 30), "float16"), dtype="float16", name="kernel")

@@ -20,7 +20,7 @@ def gradients_at(step):
 
 
 class Job:
-    """Two replicas that train one kernel; `load` makes it the job that goes on from another."""
+    """Two replicas that train one kernel; `load` resumes from another job."""
 
     def __init__(self, method, precondition):
         self.strategy = mirrored()
@@ -83,7 +83,7 @@ def test_steps_are_as_long_as_in_a_job_that_never_switched(uninterrupted, settin
         for after, job in throughout.jobs.items():
             job.load(saved)
             move = job.train(range(STEPS, STEPS + MORE))
-            # What the job before had not sent, the first step of a dense method sends at once.
+            # The first step of a dense method sends the residual of the job before.
             allowed = 1.5 * max(throughout.moves[before], throughout.moves[after])
             if not move <= allowed:
                 too_long[before, after] = (move, allowed)

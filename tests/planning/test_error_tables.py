@@ -104,7 +104,7 @@ def test_bad_arguments_of_qsgds_errors_are_refused(bits, bucket_size, message):
     [
         (QSGD, 5e-3),
         (MaxNormQuantization, 5e-3),
-        # The largest entry of all counts, and not of those that are drawn.
+        # The largest entry of the whole tensor counts, not the largest of the drawn entries.
         (functools.partial(MaxNormQuantization, density=0.25), 0.1),
     ],
     ids=["QSGD", "MaxNormQuantization", "a quarter"],

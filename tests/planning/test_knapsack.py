@@ -1,4 +1,4 @@
-"""L-GreCo's dynamic programme: the golden case, against brute force, and what it refuses."""
+"""Tests L-GreCo's dynamic programme: the golden case, brute force, and refusals."""
 
 import itertools
 import time
@@ -28,7 +28,7 @@ def total(table, plan):
 
 
 def smallest(sizes, errors, budget):
-    """The size of the best of all plans within the budget."""
+    """Returns the size of the smallest plan within the budget."""
     plans = np.array(list(itertools.product(range(sizes.shape[1]), repeat=len(sizes))))
     layers = np.arange(len(sizes))
     within = errors[layers, plans].sum(1) <= budget

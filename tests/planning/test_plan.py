@@ -1,4 +1,4 @@
-"""Plans of whole models: what they hold, what stays outside, and the paper's ratios."""
+"""Tests plans of whole models: their contents, excluded variables, and the paper's ratios."""
 
 import numpy as np
 import pytest
@@ -232,7 +232,7 @@ def test_small_variables_vectors_and_those_sent_whole_have_no_choices(compressor
 
 
 def uniform_ratio(compressor, model):
-    """Returns the size of a model's gradients over that of their payload."""
+    """Returns the ratio of a model's gradients to their payload."""
     gradients = [np.zeros(spec.shape, np.float32) for spec in model]
     plan = plan_layers(compressor, model, gradients, choices=[None] * len(model))
     return 4 * sum(spec.elements for spec in model) / plan.uniform_bytes

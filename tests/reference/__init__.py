@@ -1,1 +1,1 @@
-"""One NumPy oracle per method: the text of the paper as code, for tests and for reading."""
+"""A NumPy oracle for each method: the text of the paper as code, for tests and for reading."""

@@ -22,7 +22,7 @@ BLOCK_SIZE = 2**16
 class Step(NamedTuple):
     """The results of one step of AdaComp for one tensor."""
 
-    mask: np.ndarray  # bool [n], what is sent
+    mask: np.ndarray  # bool [n], which elements are sent
     accumulated: np.ndarray  # float32 [n], G
     bin_max: np.ndarray  # float32 [bins]
     scale: np.float32
@@ -55,7 +55,7 @@ def mean_in_order(values: np.ndarray) -> np.float32:
 
 
 def encode_codes(mask: np.ndarray, accumulated: np.ndarray, bin_size: int) -> np.ndarray:
-    """One code per sent element, in-bin index << 2 | negative << 1 | last in its bin."""
+    """Returns a code for each sent element: in-bin index << 2 | negative << 1 | last in its bin."""
     dtype, escape = _code_type(bin_size)
     positions = np.flatnonzero(mask)
     bins = positions // bin_size

@@ -51,7 +51,7 @@ def take(tensor: np.ndarray, blocks: np.ndarray, block: int) -> np.ndarray:
 
 
 def spread(values: np.ndarray, blocks: np.ndarray, block: int, like: np.ndarray) -> np.ndarray:
-    """Returns zeros in the shape of `like`, but for the values in their blocks."""
+    """Returns zeros in the shape of `like`, except the values in their blocks."""
     result = np.zeros_like(in_blocks(like, block))
     result[blocks] = values.reshape(-1, block)
     return result.reshape(-1)[: like.size].reshape(like.shape)

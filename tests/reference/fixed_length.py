@@ -25,7 +25,7 @@ class Whole:
     """Sends a tensor as it is."""
 
     def encode(self, values: np.ndarray) -> bytes:
-        """Its elements, one word each."""
+        """Returns the elements, one word each."""
         return values.tobytes()
 
     def decode(self, data: bytes, size: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def encode_payload(
 
     Returns:
         The payload, the residuals after the step, and the bytes of the payload per tensor. If not
-        all is finite, the payload says so, with zeros, and the residuals are the given ones.
+        all sums are finite, the payload has the flag and zeros, and the residuals are unchanged.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = [r + g.astype(np.float32) for r, g in zip(residuals, gradients, strict=True)]

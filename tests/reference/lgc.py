@@ -1,7 +1,7 @@
 """LGC in NumPy: one step of each of its phases, for all replicas together.
 
-What is coded is for an encoder and a decoder, which may be any functions; `Network` has those of
-the paper. All arithmetic is in the dtype of the gradients.
+The encoder and the decoder may be any functions; `Network` has the paper's. All arithmetic is in
+the dtype of the gradients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Coder:
     Attributes:
         encode: Makes a latent of a vector.
         decode: Makes a vector of a latent, with an innovation in the last channel of its output.
-        share: Decodes a latent with the slopes of the mean of all; given the mean and the latent.
+        share: Decodes a latent with the slopes of the mean latent; takes the mean and the latent.
         shortening: The entries for each place of a latent.
     """
 
@@ -54,7 +54,8 @@ class Coder:
 
 
 def identity() -> Coder:
-    """A coder that changes nothing: what it does is top-k by a leader, with plain feedback."""
+    """A coder that changes nothing, which makes LGC top-k by a leader, with plain error
+    feedback."""
     return Coder(
         encode=lambda vector: vector,
         decode=lambda latent, innovation: latent,
@@ -117,8 +118,7 @@ def sum_entries(values: np.ndarray, places: np.ndarray) -> Outcome:
     """Phase 2: the entries as they are (CLT-k with plain error feedback).
 
     Args:
-        values: Residuals plus gradients, [replicas, elements]; what is summed, so gradients carry
-            one over the number of replicas.
+        values: Residuals plus gradients, [replicas, elements], divided by the number of replicas.
         places: Where the leader's largest entries are.
     """
     return _apply(values, places, values[:, places], _in_order(values[:, places]))
@@ -158,7 +158,7 @@ def parameter_server(
 def dropping(values: np.ndarray, places: np.ndarray, leader: int, coder: Coder) -> Outcome:
     """As `all_reduce`, but residuals are zero at `places`, as a published program has them.
 
-    What the coder misses is lost: a test of conservation must find it.
+    Loses the coder's error; a test of conservation must find the loss.
     """
     outcome = all_reduce(values, places, leader, coder)
     residuals = values.copy()
@@ -205,7 +205,7 @@ class Network:
         self._shortening = math.prod(stride for _, _, stride in encoder)
 
     def coder(self) -> Coder:
-        """Its encoder and decoder."""
+        """The network's encoder and decoder."""
         return Coder(self.encode, self.decode, self.share, self._shortening)
 
     def encode(self, vector: np.ndarray) -> np.ndarray:
@@ -266,8 +266,8 @@ class Sizes:
     """The numbers from which the bytes of a step follow (specification, section 4).
 
     Attributes:
-        elements: Of all gradients.
-        dense: Of those that are summed whole.
+        elements: The number of elements of all gradients.
+        dense: The number of elements of gradients that are summed whole.
         coded: The entries for the autoencoder.
         plain: The entries of the last layer.
         latent: The floats of a latent.
@@ -287,7 +287,7 @@ class Sizes:
 
     @property
     def _places(self) -> float:
-        """One replica of all tells where the entries are."""
+        """One replica sends the places of the entries."""
         return self.place_bytes / self.replicas
 
     def top_k(self) -> float:
@@ -319,7 +319,7 @@ def whole_run_ratio(
         dense_steps: Of phase 1.
         training_steps: Of phase 2.
         ratios: Of phases 2 and 3.
-        sent: The autoencoder's weights over the elements of all gradients.
+        sent: The autoencoder's weights, relative to the elements of all gradients.
     """
     training, coding = ratios
     rest = steps - dense_steps - training_steps

@@ -31,7 +31,9 @@ def plan(
         return list(default)
     with np.errstate(invalid="ignore", over="ignore"):
         weights = [np.ceil(of_one / (most / steps) - ROUNDING) for of_one in errors]
-    smallest = np.full(steps + 1, np.inf)  # what the layers so far take, by the errors they use
+    smallest = np.full(
+        steps + 1, np.inf
+    )  # the smallest size of the layers so far, by the errors that they use
     smallest[0] = 0
     chosen = np.full((len(sizes), steps + 1), -1)
     for i in layers:
@@ -56,5 +58,5 @@ def plan(
 
 
 def _sum_in_order(values: Sequence[float]) -> float:
-    """One after another; NumPy's own sum and Python's take other ways."""
+    """Sums one by one, because NumPy's and Python's sums use other orders."""
     return float(np.cumsum([0.0, *values])[-1])

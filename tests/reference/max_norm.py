@@ -49,7 +49,7 @@ def words(size: int, width: int) -> int:
 
 
 def pack(numbers: np.ndarray, width: int) -> np.ndarray:
-    """Packs numbers into int64 words: those of the first bits of all words come first."""
+    """Packs numbers into int64 words, where the first numbers have the lowest bits of all words."""
     lanes = 63 // width
     padded = np.zeros(lanes * words(numbers.size, width), np.int64)
     padded[: numbers.size] = numbers

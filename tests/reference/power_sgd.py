@@ -17,14 +17,14 @@ VANISHED = 1e-4
 class Step(NamedTuple):
     """The results of one step of PowerSGD for one tensor; all float64."""
 
-    rights: list[np.ndarray]  # by replica, [m, r]: what is summed second
+    rights: list[np.ndarray]  # by replica, [m, r]: the second summed vector
     reduced: np.ndarray  # in the tensor's shape
     residuals: list[np.ndarray]  # by replica, in the tensor's shape
     factor: np.ndarray  # [m, r], for the next step
 
 
 def step(tensors: Sequence[np.ndarray], factor: np.ndarray) -> Step:
-    """One step of all replicas.
+    """The results of a step, for all replicas.
 
     Args:
         tensors: By replica, residual plus gradient, seen as [n, m], m being the last axis.
@@ -75,7 +75,7 @@ def known(tensor: np.ndarray, factor: np.ndarray) -> np.ndarray:
 
 
 def alternate(tensors: Sequence[np.ndarray], columns: np.ndarray, *, right: bool) -> Alternated:
-    """One step of all replicas by ACP-SGD (Zhang et al., ICDCS 2023).
+    """The results of a step of ACP-SGD (Zhang et al., ICDCS 2023), for all replicas.
 
     Args:
         tensors: By replica, residual plus gradient.
@@ -105,12 +105,12 @@ def alternate(tensors: Sequence[np.ndarray], columns: np.ndarray, *, right: bool
 
 
 def in_force(stored: np.ndarray, rank: int) -> np.ndarray:
-    """The factor that counts at this rank, [m, r] or [0], of one that is kept as [m, R] or [0]."""
+    """Returns the first columns of a stored factor, [m, r] or [0], from [m, R] or [0]."""
     return stored[:, :rank] if rank else np.zeros(0)
 
 
 def stored(factor: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A factor as it is kept, in the shape of `like`: zeros are behind the columns in force."""
+    """Returns a factor in the shape of `like`, with zeros after the used columns."""
     kept = np.zeros(like.shape)
     if factor.size:
         kept[:, : factor.shape[1]] = factor

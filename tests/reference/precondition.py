@@ -24,7 +24,7 @@ def precondition(
         step: From 1 on.
         beta_2: Adam's.
         epsilon: Adam's.
-        scale: Of the second moment, beside Adam's bias correction.
+        scale: The factor of the second moment, in addition to Adam's bias correction.
         squares: float32, taken in place of the gradient's squares.
         corrects_epsilon: Whether `epsilon` is divided by the root of Adam's bias correction.
     """

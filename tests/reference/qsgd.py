@@ -1,6 +1,6 @@
 """QSGD in NumPy, in the form with a minimum and a unit per bucket: levels, and whole payloads.
 
-Alistarh et al., NeurIPS 2017, https://arxiv.org/abs/1610.02132; the form is that of CGX
+Alistarh et al., NeurIPS 2017, https://arxiv.org/abs/1610.02132; in the form of CGX
 (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357). Every float32
 operation happens in the order of the native ops, so that results are equal to the bit.
 """

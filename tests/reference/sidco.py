@@ -42,12 +42,12 @@ FITS = {"exponential": exponential, "pareto": pareto}
 
 
 def stages_by_density(density: float) -> int:
-    """Returns the number of stages of which each keeps at least a tenth."""
+    """Returns the number of stages, each of which keeps at least a tenth."""
     return 1 + max(0, math.ceil(math.log10(FIRST_DENSITY / density)))
 
 
 def threshold(magnitudes: np.ndarray, density: float, distribution: str, stages: int) -> np.float32:
-    """The estimate of all stages."""
+    """Returns the estimate after the last stage."""
     sample = magnitudes[magnitudes > 0]
     result = np.float32(0)
     if not sample.size:

@@ -114,5 +114,5 @@ def _sum_of_squares(values: np.ndarray) -> np.float64:
 
 
 def _sum_in_order(values: np.ndarray) -> np.float64:
-    """One after another; NumPy's own sum takes another order."""
+    """Sums one by one, because NumPy's sum uses another order."""
     return np.cumsum(values)[-1] if values.size else np.float64(0)

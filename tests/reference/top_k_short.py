@@ -15,7 +15,7 @@ Arrays = list[np.ndarray]
 
 
 class _Tensor(NamedTuple):
-    """The content of a payload for a tensor of which entries are sent."""
+    """Returns the parts of a payload for a tensor that sends entries."""
 
     places: np.ndarray
     values: np.ndarray

@@ -1,7 +1,7 @@
 """Values of ScaleCom and TopK in few bits, in NumPy.
 
-Values with one scale are a part. In 16 bits, replicas sum whole numbers of the leader's scale; in
-fewer, each sends codes and scales of its own.
+Values with one scale are a part. With 16 bits, replicas sum whole multiples of the leader's scale;
+with fewer bits, each replica sends its own codes and scales.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def decode(body: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
 
 
 def encode_codes(parts: Sequence[np.ndarray], bits: int) -> tuple[np.ndarray, Arrays]:
-    """The scales of all parts, and the codes of each."""
+    """Returns the scales of all parts, and the codes of each part."""
     scales, codes = [], []
     for values in parts:
         if bits == 1:
@@ -71,7 +71,7 @@ def encode_codes(parts: Sequence[np.ndarray], bits: int) -> tuple[np.ndarray, Ar
 
 
 def decode_codes(scales: np.ndarray, codes: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
-    """The values of all codes, one array per part."""
+    """Returns the values of the codes, as an array for each part."""
     parts = np.split(codes, np.cumsum(sizes))[: len(sizes)]
     if bits == 2:
         pairs = scales.reshape(-1, 2)
@@ -93,7 +93,7 @@ def _mean(magnitudes: np.ndarray) -> np.float32:
 
 
 def _levels(values: np.ndarray, scale: np.float32, steps: int) -> np.ndarray:
-    """The nearest whole numbers, of which `steps` stands for the scale; float32."""
+    """Returns the nearest whole numbers, float32, where `steps` represents the scale."""
     if scale == 0:
         return np.zeros_like(values)
     with np.errstate(over="ignore"):

@@ -1,7 +1,7 @@
 """Code that the worker programs of these tests share.
 
-A program runs in this folder on each worker, makes several checks, and reports what it saw. The
-tests decide whether that is right: only they see all workers.
+Helpers of programs that run on each worker, make several checks, and report the results. The tests
+decide whether that is right: only they see all workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _the_strategy(compressor):
 
 
 class Setup:
-    """One of the ways to train: how the gradients of the workers come together.
+    """A way to train: where gradients are exchanged, and by which compressor.
 
     `unwrapped`: by our strategy, without a compressor; `optimizer`: by `CompressedOptimizer`;
     `strategy`: by a compressor on the strategy; `alone`: there is nothing to bring together.
@@ -47,7 +47,7 @@ class Setup:
 
     def wrap(self, optimizer, **kwargs):
         if self.way == "optimizer":
-            # So that both ways do the same; programs about preconditioning ask for it.
+            # Keeps both ways equal; programs about preconditioning request it explicitly.
             kwargs = {"precondition": None, **kwargs}
             return gc.CompressedOptimizer(optimizer, self.compressor, **kwargs)
         return optimizer
@@ -96,12 +96,12 @@ def state_digest(model):
 
 
 def residual_sums(exchange):
-    """For each variable, the sum of all residuals of the job; a collective."""
+    """Returns for each variable the sum of the job's residuals; a collective."""
     return [np.asarray(residual) for residual in exchange.residuals]
 
 
 def state_sums(exchange):
-    """By name, for each variable: what a checkpoint holds of a method's state; a collective."""
+    """Returns by name a method's state in a checkpoint, for each variable; a collective."""
     return {
         name: [np.asarray(variable) for variable in variables]
         for name, variables in exchange.state.items()

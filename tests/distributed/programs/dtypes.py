@@ -1,6 +1,6 @@
 """Models of other types than float32 do the same on several workers as in one process.
 
-Each check sees what `alone` sees in one process, where initial values are those of rank 0.
+Each check has the results of `alone` in one process, with the initial values of rank 0.
 """
 
 import keras

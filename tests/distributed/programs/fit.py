@@ -1,4 +1,4 @@
-"""Keras' fit, evaluate and predict with what is around them: FOLDER WAY,... CHECK,..."""
+"""Runs Keras' fit, evaluate and predict with their surroundings: FOLDER WAY,... CHECK,..."""
 
 import contextlib
 import os
@@ -197,7 +197,7 @@ def narrow():
 
 
 def out_of_scope(setup):
-    """The errors where the model, what it is compiled with, or its metrics are out of the scope."""
+    """Returns the errors of models, optimizers or metrics that are created outside the scope."""
 
     def model():
         return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
@@ -288,7 +288,7 @@ def batch_normalization(setup):
 
 
 def synchronized_batch_normalization(setup):
-    """Weights that stay as they are, of the same shapes as the statistics beside them."""
+    """Has constant weights of the same shapes as its statistics."""
     x, y = digits(128, classes=8)
 
     def build():
@@ -315,7 +315,7 @@ def mean_of_a_step(setup):
 
 
 class EachClass(keras.Sequential):
-    """Its steps return a value of each class, as a metric may be."""
+    """Returns a value of each class from its steps, as metrics may do."""
 
     def test_step(self, data):
         rank = tf.distribute.get_replica_context().replica_id_in_sync_group

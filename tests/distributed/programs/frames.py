@@ -1,7 +1,7 @@
 """Reports the library's frames from `apply_gradients` to each collective of a traced step.
 
-A merge call runs in the thread of `strategy.run`. That function is older than `apply_gradients`, so
-it is left out.
+A merge call runs in the thread of `strategy.run`. The count excludes this function, which is older
+than `apply_gradients`.
 """
 
 import sys
@@ -24,7 +24,7 @@ method = None
 
 
 def stacks():
-    """Yields the library's frames of all threads that trace the step, outermost first."""
+    """Yields the library's frames of each thread that traces the step, outermost first."""
     for thread, frame in sys._current_frames().items():
         frames = [
             (Path(one.filename).relative_to(LIBRARY).as_posix(), one.name)

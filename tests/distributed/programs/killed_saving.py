@@ -1,7 +1,8 @@
 """Trains with Keras' own callbacks, and dies while it saves: FOLDER STAGE.
 
-Each job resumes from what the jobs before have left, trains for one epoch (the first for two), and
-dies at the given stage of the save that follows. At stage "none" it ends before it trains.
+Each job resumes from the files of the jobs before, and trains for one epoch; the first job trains
+for two. The job then dies at the given stage of the next save. At stage "none" it ends before it
+trains.
 """
 
 import json
@@ -71,7 +72,7 @@ def arm():
 
 
 class Watch(keras.callbacks.Callback):
-    """Comes first, and knows what is about to be saved."""
+    """Comes first, and records the values that will be saved."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if not hasattr(self, "first"):  # Keras restores in `on_train_begin`, after this callback

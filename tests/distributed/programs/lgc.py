@@ -137,7 +137,7 @@ def error_with_other_weights(model, exchange):
 
 
 def go_on(model, exchange, checkpoint):
-    """Trains on from what was saved in each of the phases, one after the other."""
+    """Resumes from the save of each phase, one after the other."""
     jobs = []
     for epoch in range(3):
         checkpoint.read(path_of(epoch)).assert_consumed()

@@ -66,7 +66,7 @@ def seen(model, exchange):
 
 
 class Epochs(keras.callbacks.Callback):
-    """Reports what is seen at the begin and after each epoch; and ends worker 1, if told so."""
+    """Records values at the beginning and after each epoch; kills worker 1 on request."""
 
     def __init__(self, exchange, dies=False):
         super().__init__()

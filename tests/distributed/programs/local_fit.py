@@ -112,7 +112,7 @@ def with_steps_per_execution(steps):
 
 
 def on_batches():
-    """Returns the losses of batches, of which worker 1 has a short one within a round."""
+    """Returns the losses of batches; worker 1 has a short batch within a round."""
     model = setup.model(build, optimizer)
     rows = [BATCH // 2 if step == 2 and RANK == 1 else BATCH for step in range(8)]
     return [float(model.train_on_batch(x[:number], y[:number])) for number in rows]

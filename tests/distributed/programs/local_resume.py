@@ -1,4 +1,5 @@
-"""Two workers save within a round; three go on from there, and from a save of one: FOLDER."""
+"""Saves on two workers within a round; three workers resume from it, and from a save of one:
+FOLDER."""
 
 from local_training import Trained, gradients
 

@@ -62,7 +62,8 @@ def _warm_up(steps):
 
 
 def momentum(folder):
-    """Synchronous steps leave a velocity of gradients; then rounds, also those of another job."""
+    """Takes synchronous steps, which leave a velocity of gradients, and then rounds, also in a new
+    job."""
     seen = {}
     for case, density in (("warm-up", None), ("resumed", 0.1)):
         method = f"top_k(density={density}, momentum=0.5)"
@@ -135,7 +136,7 @@ def chief_saves_alone():
 
 
 def checkpoints(folder, method):
-    """All workers save and restore amid a round, and go on as a job that never stopped."""
+    """Saves and restores within a round on all workers, and continues like an uninterrupted job."""
     make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
     trained = Trained(method, make).on(gradients(4))
     path = trained.checkpoint().write(f"{folder}/worker_{RANK}/{method}")

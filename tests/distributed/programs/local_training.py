@@ -24,7 +24,7 @@ def gradients(steps, seed=3):
 
 
 def _first_local_step(change):
-    """Returns eight steps, of which the third is changed: the first one after a warm-up of two."""
+    """Returns eight steps; the third, the first after a warm-up of two steps, is changed."""
     steps = gradients(8)
     change(steps[2])
     return steps

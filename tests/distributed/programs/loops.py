@@ -1,4 +1,4 @@
-"""Training loops of one's own: STRATEGY is `stock`, `strategy`, `mirrored` or `alone`."""
+"""Runs custom training loops: STRATEGY is `stock`, `strategy`, `mirrored` or `alone`."""
 
 import sys
 from pathlib import Path
@@ -107,7 +107,7 @@ def many_variables():
 
 
 def two_models():
-    """Two models, each with an optimizer of its own, one after the other in a step."""
+    """Trains two models, each with its own optimizer, one after the other in a step."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         models = [network(16), network(5, 5)]

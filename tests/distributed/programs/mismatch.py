@@ -106,7 +106,7 @@ STRATEGIES = {
 
 
 def models():
-    """Each in turn: where all workers raise at the same place, they can go on together."""
+    """Runs each check; workers that raise at the same place can continue together."""
     strategy = strategy_with()
     return {name: ending(lambda run=run: run(strategy)) for name, run in MODELS.items()}
 

@@ -122,7 +122,8 @@ def without_the_exchange():
 
 
 def on_the_chief():
-    """As programs for Horovod and DDP do it, while the others go on."""
+    """Saves on the chief alone, as in programs for Horovod and DDP, while other workers
+    continue."""
     seen = {}
     if RANK == 0:
         fit(keras.callbacks.ModelCheckpoint("best.keras"))

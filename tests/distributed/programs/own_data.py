@@ -94,7 +94,7 @@ with strategy.scope():
 
 
 def trained(data, steps=None):
-    """Losses in two epochs, then that of `evaluate`, and what `predict` returns."""
+    """Returns the losses of two epochs, the loss of `evaluate`, and the result of `predict`."""
     known = {"steps": BATCHES, "verbose": 0} if steps else {"verbose": 0}
     history = model.fit(data(), epochs=2, steps_per_epoch=steps, shuffle=False, verbose=0)
     evaluated = model.evaluate(data(), **known)

@@ -1,4 +1,5 @@
-"""Trains by L-GreCo within the strategy's scope, where whoever makes a variable waits for all."""
+"""Trains by L-GreCo within the strategy's scope, where creating a variable synchronizes the
+workers."""
 
 import keras
 from common import Setup, digits

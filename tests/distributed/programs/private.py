@@ -69,7 +69,7 @@ def launch_broadcast():
 
 
 def begin_steps_with_own_data():
-    """Returns the steps that the workers take, one of which has data for one step only."""
+    """Returns the numbers of steps of the workers; one worker has data for a single step."""
     tf_private_data.begin_steps_with_own_data(lambda other: other is strategy)
     batches = tf.data.Dataset.range(1 + RANK).batch(1)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
@@ -157,7 +157,7 @@ def is_collective():
 
 
 def announced():
-    """Returns the workers' words at three meetings, of which one worker misses the second."""
+    """Returns the results of three barriers; one worker misses the second."""
     tf_private_files.announce(f"test/{RANK}", f"by {RANK}")
     told = [tf_private_files.announced(f"test/{rank}", 60) for rank in range(2)]
     come = [tf_private_files.reach_barrier("test/first", 60)]
@@ -170,7 +170,7 @@ def announced():
 
 
 def on_collectives():
-    """Returns what was told of sums and a gather, eagerly and in a graph."""
+    """Returns the calls for sums and a gather, eagerly and in a graph."""
     turns = []
     tf_private.on_collectives(strategy, lambda tensors: turns.append(len(tensors)))
     value = tf.constant([1.0])
@@ -194,7 +194,8 @@ def stock_fit():
 
 
 def on_initial_values():
-    """Has the first worker's value broadcast, and one added; from then on, so it is the last."""
+    """Broadcasts the first worker's value plus one. All later variables are affected, so this is
+    last."""
     tf_private.on_initial_values(strategy, lambda value, broadcast: broadcast(value) + 1)
     with strategy.scope():
         return tf.Variable(lambda: tf.constant([10.0 + RANK])).numpy()
@@ -229,6 +230,6 @@ if __name__ == "__main__":
     for check in CHECKS:
         try:
             seen[check.__name__] = check()
-        except Exception as error:  # all workers go on with the next
+        except Exception as error:  # all workers continue with the next
             seen[check.__name__] = f"{type(error).__name__}: {error}"
     report(seen)

@@ -72,7 +72,7 @@ WAYS = [(0.001, 1, True, 10), (0.001, 3, True, 1), (0, 1), (0.002 * RANK, 4, Fal
 
 
 def generators():
-    """One generator in several calls, the second of them in another process a little slower."""
+    """Uses a generator in several calls; in the second call, one process is a little slower."""
 
     def batches(count=1000, seconds=0.0):
         for i in range(count):

@@ -21,7 +21,7 @@ FOLDER, EPOCHS = argument(1), int(argument(2))
 
 
 class Watch(keras.callbacks.Callback):
-    """Comes after BackupAndRestore, so it sees what was restored, and says what was saved."""
+    """Comes after BackupAndRestore, records the restored values, and reports the saved values."""
 
     def __init__(self):
         super().__init__()

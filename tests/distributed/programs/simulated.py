@@ -30,7 +30,7 @@ learners = int(argument(2))
 
 
 def settings_of(name):
-    """Rounds of four steps after a warm-up of three, of which each epoch has six."""
+    """Rounds of four steps, after a warm-up of three steps, in epochs of six steps."""
     if name not in FRAGMENTS:
         return {"precondition": "auto"}
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)

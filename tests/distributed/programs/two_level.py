@@ -77,7 +77,7 @@ def built(
 
 
 def fit(model, steps=STEPS, **settings):
-    """Trains; each process has its part of each batch, whatever its number of replicas."""
+    """Trains; each process has its part of each batch, for any number of replicas."""
 
     def of_process(context):
         rows = np.arange(BATCH * steps).reshape(steps, SIZE, -1)[:, RANK].ravel()
@@ -144,7 +144,7 @@ def planned():
 
 
 def handed_over():
-    """The inner optimizer's second moments become those of each process."""
+    """Moves the inner optimizer's second moments to the processes."""
     before = built(adam(), ADACOMP, precondition=None)
     fit(before, 2)
     path = gc.worker_path(SAVED / "inner.weights.h5")
@@ -170,7 +170,7 @@ def rounds(**settings):
 
 
 def within_a_round():
-    """The weights of each replica, in a round of which one step is done, and undone."""
+    """Returns the weights of each replica within a round, after one step, and rolled back."""
     model = built(sgd(), "top_k", local_steps=lambda: 3)
     optimizer, weights = model.optimizer, model.trainable_variables
 
@@ -274,7 +274,8 @@ def die_in_a_step():
 
 
 def by_hand(reduce):
-    """Reduces, in a step of one's own, a tensor of each replica and one that all have alike."""
+    """Reduces in a custom step a tensor of each replica, and a tensor that is equal on all
+    replicas."""
     alike = tf.ones([30])
     with strategy.scope():
         variables = [tf.Variable(alike), tf.Variable(alike)]
@@ -312,7 +313,7 @@ def error_in_a_branch():
 
 
 def means_of_a_step():
-    """Returns Keras' means of a step's results: numbers of each replica, and one of all alike."""
+    """Returns Keras' means of a step's results: numbers of each replica, and an equal number."""
 
     def step():
         rank = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -1,6 +1,7 @@
 """Trains by `ray_train.py` on two workers, one of which dies, and then on one: FOLDER.
 
-All gradients are whole numbers, so that every sum is exact: applied plus unsent is what was given.
+All gradients are whole numbers, so that every sum is exact: applied plus unsent gradients equal all
+gradients.
 """
 
 import json

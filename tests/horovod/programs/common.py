@@ -35,7 +35,7 @@ def compiled(make_optimizer, seed=0, policy="float32", build=words_model):
 
 
 def fit(model, x, y, **kwargs):
-    """Trains on the batches, of which each rank has its part."""
+    """Trains on batches; each rank has its part."""
     given = {"verbose": 0, "shuffle": False, **kwargs}
     if BY_HOROVOD:
         return model.fit(own_rows(x), own_rows(y), batch_size=BATCH // SIZE, **given)

@@ -1,4 +1,4 @@
-"""Ranks that differ in something, one thing after the other; reports what each was told."""
+"""Has ranks differ in one setting after the other; reports each rank's error."""
 
 import warnings
 from functools import partial
@@ -44,7 +44,7 @@ def other_weights():
 
 
 def other_steps():
-    """Only rank 0 has loaded what a job wrote."""
+    """Loads the files of a job only on rank 0."""
     model = compiled(lambda: compressed(keras.optimizers.SGD(0.1)))
     model.optimizer.build(model.trainable_variables)
     if RANK == 0:
@@ -117,7 +117,8 @@ def synchronized_layers():
 
 
 def other_numbers_of_batches():
-    """Rank 0 has no batch any more, and saves; rank 1 goes on, and needs rank 0 for its step."""
+    """Rank 0 runs out of batches and saves, while rank 1 continues, and needs rank 0 for its
+    step."""
     saving.COLLECT_SECONDS = 2.0
     batches = 2 + RANK
     fit(
@@ -138,7 +139,7 @@ ACTIONS = [
     other_data,
     no_variables,
     synchronized_layers,
-    other_numbers_of_batches,  # at the end, for Horovod goes on waiting
+    other_numbers_of_batches,  # last, because Horovod continues to wait
 ]
 
 if __name__ == "__main__":

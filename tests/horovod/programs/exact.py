@@ -33,7 +33,7 @@ def optimizer_of_rank(name):
 
 
 def by_horovod(name):
-    """Ranks begin with other weights, and are given those of rank 0."""
+    """Ranks begin with different weights, and get rank 0's."""
     model = compiled(lambda: optimizer_of_rank(name), seed=RANK)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)

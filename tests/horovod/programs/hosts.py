@@ -25,7 +25,7 @@ def adam():
 
 
 def numbers_model():
-    """Without an embedding, whose squares are those of single rows."""
+    """Trains without an embedding, whose squares belong to single rows."""
     layers = [keras.layers.Rescaling(0.1), keras.layers.Dense(64, activation="tanh")]
     return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3)])
 

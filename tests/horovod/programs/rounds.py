@@ -55,7 +55,7 @@ def nothing_to_train():
 
 
 def set_weights():
-    """Each rank sets what it has."""
+    """Sets each rank's own values."""
     model = new_model()
     build(model)
     half_a_round(model)

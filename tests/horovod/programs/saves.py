@@ -1,4 +1,4 @@
-"""Rank 0 alone saves, and others go on: save|load FOLDER.
+"""Saves on rank 0 alone while other ranks continue: save|load FOLDER.
 
 `load` runs under Horovod or under a strategy.
 """
@@ -73,7 +73,7 @@ def wrapped_sgd():
 
 
 class TwoParts(keras.Sequential):
-    """Has an optimizer for the last layer, beside the one for all others, as a GAN has two."""
+    """Has a second optimizer for the last layer, as a GAN has two optimizers."""
 
     def set_beside(self, optimizer):
         self.beside = optimizer
@@ -92,7 +92,7 @@ class TwoParts(keras.Sequential):
 
 
 def two_parts():
-    """Ranks begin with other values of what the optimizer beside has, and are given rank 0's."""
+    """Ranks begin with different state of the second optimizer, and get rank 0's."""
     model = compiled(
         wrapped_sgd, build=lambda: TwoParts([keras.Input((4,)), *words_model().layers])
     )
@@ -105,7 +105,7 @@ def two_parts():
 
 
 def save_of_wrappers(model, name):
-    """Returns the state that rank 0 collected of each wrapper, and that of the ranks."""
+    """Returns each wrapper's state as collected by rank 0, and the ranks' own state."""
     callbacks = [gc.callbacks.CollectState()]
     if RANK == 0:
         path = FOLDER / f"{name}.weights.h5"

@@ -1,4 +1,4 @@
-"""`fit` with callbacks, a job that goes on from a backup, and several steps in an execution.
+"""Runs `fit` with callbacks, resumes from a backup, and takes several steps in an execution.
 
 callbacks.py FOLDER
 """

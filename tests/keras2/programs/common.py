@@ -33,7 +33,8 @@ def compiled(
 ):
     """A compiled model, the same in every process and at every call.
 
-    The first step creates what the optimizer needs only if `in_step`: Keras would trace it twice.
+    Creates the optimizer's variables in the first step only if `in_step`, because Keras would trace
+    it twice.
     """
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
@@ -49,7 +50,7 @@ def compiled(
 
 
 def fit(model, x, y, **kwargs):
-    """Trains on the batches, of which each worker has its part."""
+    """Trains on batches; each worker has its part."""
     given = {"verbose": 0, "shuffle": False, **kwargs}
     if BY_HOROVOD:
         return model.fit(own_rows(x), own_rows(y), batch_size=BATCH // SIZE, **given)
@@ -64,7 +65,9 @@ def fit(model, x, y, **kwargs):
 def slots_of(optimizer):
     optimizer = inner_of(optimizer)
     slots = optimizer.weights if hasattr(optimizer, "weights") else optimizer.variables
-    return sorted(slots, key=lambda slot: slot.name)  # those of a checkpoint are made in any order
+    return sorted(
+        slots, key=lambda slot: slot.name
+    )  # variables of a checkpoint are created in any order
 
 
 def state_of(model):

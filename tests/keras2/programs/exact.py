@@ -27,7 +27,7 @@ OPTIMIZERS |= of_layers()
 
 
 def together(name, strategy):
-    """Ranks of Horovod begin with other weights, and are given those of rank 0."""
+    """Ranks of Horovod begin with different weights, and get rank 0's."""
     name, _, method = name.partition(":")
 
     def make():

@@ -1,4 +1,4 @@
-"""Trains by methods that lose something, each worker on its own data; one step has a NaN.
+"""Trains by lossy methods, each worker on its own data; one step has a NaN.
 
 methods.py OPTIMIZER:METHOD[:SETTING],... [METHOD OF THE STRATEGY]
 """

@@ -1,4 +1,4 @@
-"""Metrics of all kinds in `fit` and `evaluate`, and how many collectives a step has for them."""
+"""Runs metrics of all kinds in `fit` and `evaluate`, and counts their collectives in a step."""
 
 import tensorflow as tf
 from common import ALONE, compiled, fit, keras, new_strategy, words_model

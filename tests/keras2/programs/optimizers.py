@@ -48,7 +48,7 @@ if importlib.util.find_spec("tensorflow_addons"):
 
 
 def of_layers():
-    """Optimizers that know layers by the names of their weights: those of `words_model`."""
+    """Returns optimizers that identify the layers of `words_model` by the names of weights."""
     if not importlib.util.find_spec("tensorflow_addons"):
         return {}
 

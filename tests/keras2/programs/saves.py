@@ -1,4 +1,4 @@
-"""Saves jobs in each format and goes on from it, residuals included.
+"""Saves jobs in each format and resumes from it, including residuals.
 
 saves.py FOLDER OPTIMIZER...
 """
@@ -61,7 +61,7 @@ def loaded(path, form, make, strategy):
         model.load_weights(path)
     else:
         tf.train.Checkpoint(model=model).restore(path)
-    with strategy.scope():  # what is created now is what was restored
+    with strategy.scope():  # variables that are created now have the restored values
         model.optimizer.build(model.trainable_variables)
     return model
 

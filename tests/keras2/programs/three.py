@@ -1,4 +1,4 @@
-"""Three workers: go on from a job of two, are advised, are told what differs, and lose one.
+"""Runs three workers that resume from a job of two, get advice, report differences, and lose one.
 
 three.py FOLDER [PART]
 """
