@@ -2,8 +2,11 @@
 
 #ifdef GRADCOMP_X86
 
-#ifndef __clang__ // gcc 12 warns about its _mm512_undefined_epi32 pragma GCC diagnostic ignored
-#"-Wmaybe-uninitialized" pragma GCC diagnostic ignored "-Wuninitialized" endif include <immintrin.h>
+#ifndef __clang__  // gcc 12 warns about its own _mm512_undefined_epi32
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
 
 #include <algorithm>
 
