@@ -182,8 +182,8 @@ def trained(
 
 def markdown(records: Sequence[dict[str, Any]], reading: Task) -> str:
     """The table: means and standard deviations over the seeds."""
-    header = ["method", "learners", "seeds", reading.label, "difference from dense", "payload ratio"]
-    header += ["whole run's ratio", "sent, bytes a step", "sent, MB in all"]
+    header = ["method", "learners", "seeds", reading.label, "difference from dense"]
+    header += ["payload ratio", "whole run's ratio", "sent, bytes a step", "sent, MB in all"]
     header += ["times fewer bytes than the default: in the end", "in all", "of the plan"]
     header += ["layers at a bound", "planning, % of a learner's steps"]
     rows = [header, ["---"] * len(header)]
