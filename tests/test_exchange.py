@@ -409,7 +409,7 @@ def test_only_the_chief_of_several_workers_reports_lost_residuals(monkeypatch, w
     assert not any(exchanging.exchange.facts.residual_waits.numpy())
 
 
-def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
+def test_lost_residuals_are_reported_when_xla_compiles_the_step(monkeypatch):
     said = warned_of_lost_residuals(monkeypatch)
     variable = tf.Variable(tf.zeros(3), name="kernel")
     exchange = exchange_by(NoCompression())

@@ -21,7 +21,7 @@ def record(job, quality, payload=10.0, sent=30.0):
     return {**dataclasses.asdict(job), "training": job.training, "quality": quality, **traffic}
 
 
-def test_rows_are_beside_dense_training_of_their_seeds():
+def test_rows_are_compared_with_dense_training_of_their_seeds():
     rounds = {"steps": 16, "outer": "nesterov", "compressor": "top-k"}
     local = [Job("digits", 4, seed, **rounds) for seed in (0, 1, 2)]
     records = [
