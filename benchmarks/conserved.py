@@ -68,7 +68,7 @@ def train(folder: Path, task: int) -> None:
             if task == 0:
                 note(folder, saved=epoch + 1)
             stop = np.array([(folder / STOP).exists()], np.float64)
-            self.model.stop_training = bool(strategy.group.from_first(stop)[0])
+            self.model.stop_training = bool(strategy.group.processes.from_first(stop)[0])
 
         def compare(self, epochs: int) -> None:
             optimizer = self.model.optimizer

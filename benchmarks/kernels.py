@@ -11,6 +11,9 @@ With --check, kernels are compared with ratios that were recorded with --record:
 processor's time, which other programs disturb least. There, they are also timed beside a product of
 matrices: a kernel is slower only if it is so beside both, what memory bounds and what it does not,
 for machines with the same processor differ in their memory's speed.
+
+With --products, PowerSGD's step is timed beside the same step by `tf.matmul`, for matrices of real
+models.
 """
 
 import itertools
@@ -106,6 +109,63 @@ class Adam:
 
 def second_moments(variable, step):
     return ops.SecondMoments([variable], step, beta_2=0.999, epsilon=1e-7)
+
+
+# Matrices of ResNet-50 and BERT-base.
+MATRICES = {
+    "3 x 3 convolution": (9 * 512, 512),
+    "classifier": (2048, 1000),
+    "attention": (768, 768),
+    "feed-forward": (768, 3072),
+    "embedding": (30522, 768),
+}
+RANKS = (4, 32)
+
+
+class LowRankStep:
+    """PowerSGD's step on a matrix, without the two sums over replicas."""
+
+    def __init__(self, shape, rank):
+        self._rank = rank
+        self._residual = tf.Variable(tf.zeros(shape))
+        self._factor = tf.Variable(tf.random.normal([shape[1], rank]))
+
+    @tf.function(autograph=False)
+    def by_ops(self, gradient):
+        """Takes the step by our ops."""
+        given, ranks = ([self._residual], [gradient]), [self._rank]
+        left, _ = ops.power_sgd_left(*given, [self._factor], 0, ranks=ranks)
+        left, right, finite = ops.power_sgd_right(*given, left, ranks=ranks)
+        factors = ([self._factor], left, right, 2 * right)
+        return ops.power_sgd_reduce(*given, *factors, keep=False, finite=finite, ranks=ranks)
+
+    @tf.function(autograph=False)
+    def by_matmul(self, gradient):
+        """Takes the step by TensorFlow, whose result may depend on the number of threads."""
+        matrix = self._residual + gradient
+        left = tf.matmul(matrix, self._factor)
+        root = tf.linalg.cholesky(tf.matmul(left, left, transpose_a=True))
+        left = tf.transpose(tf.linalg.triangular_solve(root, tf.transpose(left)))
+        right = tf.matmul(matrix, left, transpose_a=True)
+        self._residual.assign(matrix - tf.matmul(left, right, transpose_b=True))
+        self._factor.assign(tf.linalg.l2_normalize(right, 0))
+        return tf.matmul(left, 2 * right, transpose_b=True)
+
+
+def compare_products(repeats):
+    """Times both steps in turns, and prints their medians."""
+    table = Table("matrix", "rows", "columns", "rank", "ops, ms", "tf.matmul, ms", "ratio")
+    for (name, shape), rank in itertools.product(MATRICES.items(), RANKS):
+        steps, stopwatch = LowRankStep(shape, rank), Stopwatch(time.perf_counter)
+        for repeat in range(repeats + 2):  # the first two runs trace, and map memory
+            gradient = tf.random.normal(shape)
+            turn = [("ops", steps.by_ops), ("tf.matmul", steps.by_matmul)]
+            for label, step in turn if repeat % 2 else reversed(turn):
+                stopwatch.run(label, step, gradient)
+        own, other = (statistics.median(times[2:]) for _, times in sorted(stopwatch.times.items()))
+        numbers = [f"{own:.2f}", f"{other:.2f}", f"{other / own:.2f}"]
+        table.add_row(name, *map(str, (*shape, rank)), *numbers)
+    print_table(table)
 
 
 class Work(NamedTuple):
@@ -321,10 +381,15 @@ def measure_under_each(mallocs):
 @click.option("--warm-up", "warm_up_steps", default=100, show_default=True, help="Steps before.")
 @click.option("--record", "mode", flag_value="record", help="Record this processor's ratios.")
 @click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
+@click.option("--products", "mode", flag_value="products", help="Compare with tf.matmul.")
 @malloc_option
 def main(elements, methods, threads, repeats, warm_up_steps, mode, mallocs):
-    tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
+    alone = mode in ("record", "check")
+    tf.config.threading.set_intra_op_parallelism_threads(1 if alone else threads)
     library.load()  # what is wrong with it shows now
+    if mode == "products":
+        rich.print(f"{used_processor()}, {threads} threads, TensorFlow {tf.__version__}")
+        return compare_products(repeats)
     if mode:
         return record() if mode == "record" else check()
     if UNDER not in os.environ:

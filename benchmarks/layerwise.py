@@ -383,7 +383,7 @@ def sums_of(
     training: Training, steps: int | None, last: Sequence[int]
 ) -> tuple[list[np.ndarray], dict[int, list[np.ndarray]]]:
     """The sum of the gradients of an epoch; and those of its last steps, by their number."""
-    sums = training.learners.exchange.local_state(0)[GRADIENT_SUM]
+    sums = training.learners.exchange.replica().state()[GRADIENT_SUM]
     after: list[list[np.ndarray]] = [[total.numpy() for total in sums]]
     for x, y in _first(training.task.batches, steps):
         training.learners.train_on_batch(x, y)

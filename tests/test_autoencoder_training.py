@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, Learnt, autoencoder_of
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, Learnt
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -25,6 +25,7 @@ from tf_gradcomp.compressors.lgc.settings import (
 )
 from tf_gradcomp.exchange.exchange import residual_norm
 from tf_gradcomp.groups import notices
+from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 BATCH, STEPS = 24, 8
 DENSE, TRAINING = 2, 7
@@ -183,7 +184,7 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     first, second = copies(collective(), exchange.job_state[WEIGHTS])
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(training.autoencoder.flat_weights(), first)
-    assert exchange.hook(AutoencoderHook).facts(exchange.local_job_state(0)).keys() == {
+    assert exchange.hook(AutoencoderHook).facts(exchange.replica().job_state()).keys() == {
         "phase of LGC",
         "checksum of the autoencoder's weights",
     }
@@ -385,7 +386,7 @@ def test_learners_train_it_and_count_the_whole_run(pattern, number):
     def note(report):
         payloads.append(report.payload_bytes)
         phases.append(autoencoder_of(group.exchange).phase)
-        states = [group.exchange.local_job_state(learner) for learner in range(number)]
+        states = [group.exchange.replica(learner).job_state() for learner in range(number)]
         assert len({int(state[PHASE]) for state in states}) == 1
 
     history = group.fit(batches(), epochs=3, on_step=note)
@@ -435,7 +436,7 @@ def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_ste
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
         numbers = [of_one.number for of_one in autoencoder_of(group.exchange).new_vectors()]
-        collected = int(group.exchange.local_job_state(0)[COLLECTED])
+        collected = int(group.exchange.replica().job_state()[COLLECTED])
         assert numbers == list(range(collected - 2, collected + 1))
         training.train(group.exchange)
         assert autoencoder_of(group.exchange).last_learnt == collected

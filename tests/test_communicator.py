@@ -8,7 +8,7 @@ from tests.replicas import collective, per_replica
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.groups import communicator
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.groups.processes import Processes
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 ELEMENTS = 1001
@@ -74,11 +74,8 @@ def test_counts_more_bytes_than_32_bits_hold(metadata, more):
 
 
 def test_a_timeout_of_the_exchange_itself_is_no_worker_that_did_not_come():
-    class Late(StrategyGroup):
-        processes = 2
-
-        def all_gather_on_host(self, value):
-            raise TimeoutError("of the program's own")
+    def late(value):
+        raise TimeoutError("of the program's own")
 
     with pytest.raises(TimeoutError, match="of the program's own"):
-        Late(tf.distribute.get_strategy()).agree({"next action": "training"}, 60)
+        Processes(2, True, late).agree({"next action": "training"}, 60)

@@ -275,7 +275,7 @@ def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
     plain, model = (exact_model(keras.optimizers.SGD(rate)) for _ in range(2))
     settings = gc.LocalSteps(2, warmup_steps=2)
     learners = gc.simulation.Learners(model, 2, method, local_steps=settings)
-    norms = [learners.exchange.local_job_state(i).get("gradient_norms") for i in range(2)]
+    norms = [learners.exchange.replica(i).job_state().get("gradient_norms") for i in range(2)]
     if method.startswith("lgreco"):
         for of_one in norms:
             of_one.assign(tf.ones_like(of_one))
@@ -288,7 +288,7 @@ def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
     waits, before = waiting(), model.get_weights()
     learners.train_on_batch(*data[2])
     for learner in range(2):
-        kept = learners.exchange.local_state(learner).values()
+        kept = learners.exchange.replica(learner).state().values()
         assert not any(np.any(variable) for of_all in kept for variable in of_all)
         assert norms[learner] is None or not np.any(norms[learner])
     learners.train_on_batch(*data[3])

@@ -1,26 +1,11 @@
-"""The claims of all papers, a file for each."""
+"""The claims of all papers."""
 
-from claims import (
-    acp_sgd,
-    adacomp,
-    arc_top_k,
-    lgc,
-    lgreco,
-    max_norm,
-    power_sgd,
-    qsgd,
-    scalecom,
-    sidco,
-    sketches,
-    top_k,
-)
+from claims import adacomp, lgc, lgreco, on_digits, scalecom
 from claims.claim import Claim, Paper
 
-PAPERS: tuple[Paper, ...] = tuple(
-    module.PAPER
-    for module in (
-        *(adacomp, scalecom, lgc, lgreco, power_sgd, qsgd, top_k),
-        *(sidco, max_norm, acp_sgd, arc_top_k, sketches),
-    )
+PAPERS: tuple[Paper, ...] = (
+    *(adacomp.PAPER, scalecom.PAPER, lgc.PAPER),
+    *lgreco.PAPERS,
+    *on_digits.PAPERS,
 )
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.claims}

@@ -51,10 +51,10 @@ def test_sums_of_the_last_steps_of_a_period():
 
     def noting(x, y):
         before = [
-            total.numpy() for total in training.learners.exchange.local_state(0)[GRADIENT_SUM]
+            total.numpy() for total in training.learners.exchange.replica().state()[GRADIENT_SUM]
         ]
         train(x, y)
-        after = training.learners.exchange.local_state(0)[GRADIENT_SUM]
+        after = training.learners.exchange.replica().state()[GRADIENT_SUM]
         given.append([a.numpy() - b for a, b in zip(after, before, strict=True)])
 
     training.learners.train_on_batch = noting

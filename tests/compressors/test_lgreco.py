@@ -65,7 +65,7 @@ def dense_specs(shapes=((60, 80), (40, 60)), dtype="float32"):
 def install(lgreco, job_states, plan):
     """Gives replicas a plan of settings; -1 where there is none."""
     for job_state in job_states:
-        job_state[lgreco.plan_name].assign([setting + 1 for setting in plan])
+        job_state[lgreco.plan.name].assign([setting + 1 for setting in plan])
 
 
 @every_method
@@ -120,7 +120,7 @@ class Exchanging:
         self.reduced.clear()
 
         def reduce(given):
-            totals, _ = self.exchange.reduce(given, variables)
+            totals, *_ = self.exchange.reduce(given, variables)
             tf.numpy_function(lambda *totals: self.reduced.append(totals), totals, [])
 
         given = [[of_one[place] for place in places] for of_one in gradients]
@@ -136,7 +136,7 @@ class Exchanging:
 
 
 def install_in(exchange, plan):
-    name = exchange.hook(LayerPlanner).lgreco.plan_name
+    name = exchange.hook(LayerPlanner).lgreco.plan.name
     for own in copies_of(exchange.job_state[name]):
         own.assign([setting + 1 for setting in plan])
 
@@ -293,8 +293,8 @@ def test_a_plan_for_other_choices_is_not_used():
     spec = GradientSpec("layer", (60, 80), "float32", "dense")
     own, choices = LGreCo(QSGD(4)), LGreCo(QSGD(4), [2, 8])
     plan = tf.constant([0, 3 + 1, 8 + 1, 9 + 1], tf.int64)
-    assert own.planned([spec] * 4, plan).numpy().tolist() == [4, 3, 8, 4]
-    assert choices.planned([spec] * 4, plan).numpy().tolist() == [4, 4, 8, 4]
+    assert own.plan.settings([spec] * 4, plan).numpy().tolist() == [4, 3, 8, 4]
+    assert choices.plan.settings([spec] * 4, plan).numpy().tolist() == [4, 4, 8, 4]
 
 
 def test_a_plan_that_is_not_used_as_it_is_has_no_measures():

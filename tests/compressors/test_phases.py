@@ -69,8 +69,9 @@ class Exchanging:
             self.exchange.build([variable])
 
         def reduce(gradients):
-            (total,), _ = self.exchange.reduce(gradients, [variable])
-            tf.numpy_function(self._note, [total, *self.exchange.delayed([variable])], [])
+            delayed = self.exchange.setup.variables.delayed
+            (total,), *_ = self.exchange.reduce(gradients, [variable])
+            tf.numpy_function(self._note, [total, self.exchange.replica().local(delayed)[0]], [])
 
         self._step = stepper(self.strategy, reduce)
 

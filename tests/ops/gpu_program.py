@@ -415,7 +415,7 @@ class Dividing(test_exchange.Exchanging):
     def reduce(self, gradients):
         inner = InnerState(tf.constant(3, tf.int64), {SECOND_MOMENT: self.inner}, self.inner)
         member = current_group().member()
-        self.reduced[member.local_replica], self.finite = self.exchange.reduce(
+        self.reduced[member.local_replica], self.finite, *_ = self.exchange.reduce(
             gradients, self.variables, InnerOptimizer(lambda _: inner, lambda given, _: given)
         )
 

@@ -49,7 +49,7 @@ class Collectives:
         if group.local_size == 1:
             self._ahead = WordsAhead()  # as a job has it
             self._communicators[0].ahead = group.local(self._ahead.words, 0)
-        self._overhead = group.largest([call_seconds()])[0]
+        self._overhead = group.processes.largest([call_seconds()])[0]
 
     @property
     def rank(self) -> int:
@@ -105,15 +105,15 @@ class Collectives:
 
         def timed() -> float:
             nonlocal sent_bytes
-            self._group.largest([0.0])  # all workers are ready
+            self._group.processes.largest([0.0])  # all workers are ready
             start = time.perf_counter()
             sent_bytes = float(collect(values))
             return time.perf_counter() - start
 
-        first = self._group.largest([timed()])[0]  # TCP adapts to the link
+        first = self._group.processes.largest([timed()])[0]  # TCP adapts to the link
         fewest, most = _REPEATS
         repeats = min(most, max(fewest, int(enough / first)))
-        times = self._group.largest([timed() for _ in range(repeats)])
+        times = self._group.processes.largest([timed() for _ in range(repeats)])
         median = statistics.median_low(times)
         apart = 2 * statistics.median(abs(one - median) for one in times)
         return Timed(sent_bytes, max(0.0, median - self._overhead), apart / math.sqrt(repeats))

@@ -78,7 +78,7 @@ def _probe(
         collectives = Collectives(group, communicators)
         methods = [candidate.compressor for candidate in candidates]
         sample = Sample(specs, methods, collectives.rank, collectives.size, effort.elements)
-        works = [sample.work(*candidate, group.largest) for candidate in candidates]
+        works = [sample.work(*candidate, group.processes.largest) for candidate in candidates]
         most: dict[Kind, float] = {}
         for work in works:
             for kind, sent_bytes in work.requests:

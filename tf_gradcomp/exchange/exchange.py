@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from tf_gradcomp.exchange.forms import Forms
 from tf_gradcomp.exchange.gradients import (
     Gradients,
     all_finite,
-    check_dtypes,
     check_shapes,
     gradient_specs,
     norm,
@@ -26,7 +24,11 @@ from tf_gradcomp.exchange.gradients import (
 )
 from tf_gradcomp.exchange.hooked import HookedExchange
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.restored import convert_restored, warn_of_lost_residuals
+from tf_gradcomp.exchange.restored import (
+    convert_restored,
+    take_residuals,
+    warn_of_lost_residuals,
+)
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Method, Setup, announce, facts_to_agree
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
@@ -51,6 +53,7 @@ class GradientExchange(HookedExchange, tf.Module):
         specs: The spec of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: The state that candidates keep for the whole job, by name.
+        numbers: The places of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
         take_step: The function that takes replicas through a step; `gradcomp advise` times it.
@@ -97,7 +100,7 @@ class GradientExchange(HookedExchange, tf.Module):
         check_warmup(compressors, group)
         specs = gradient_specs(variables, self.policy)
         with tf.init_scope():
-            group.agree(
+            group.processes.agree(
                 {**facts_to_agree(group, self._method, specs, self.policy), **(facts or {})}
             )
             chosen = self._method.candidates[0]
@@ -117,7 +120,7 @@ class GradientExchange(HookedExchange, tf.Module):
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
         self._hooks = Hooks(chosen.compressor, specs, group.size)
-        self._numbers = VariableNumbers(variables, specs)
+        self.numbers = VariableNumbers(variables, specs, exchanged=group.size > 1)
         self._forms = Forms(setup)
         self._agreement = GradientAgreement(group)
         self.specs = specs
@@ -135,29 +138,6 @@ class GradientExchange(HookedExchange, tf.Module):
         """Returns the replicas that the exchange was built for."""
         return self.setup.group
 
-    def knows(self, variables: Sequence[Any]) -> bool:
-        """Returns whether the exchange was built for all of `variables`."""
-        return self.built and all(self._numbers.get(v) is not None for v in variables)
-
-    def check_knows(self, variables: Sequence[Any]) -> None:
-        """Refuses gradients of variables that the exchange was not built for or cannot exchange."""
-        numbers = self._numbers.of(variables)
-        if self.group.size > 1:
-            check_dtypes([self.specs[number] for number in numbers])
-
-    def is_divided(self, variable: Any) -> bool:
-        """Returns whether the gradients of a variable are divided before they are exchanged."""
-        (number,) = self._numbers.of([variable])
-        return self._forms.is_divided(number)
-
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """Returns counters and facts, then the state by name; checkpoints hold `saving`'s sums."""
-        if not self.built:
-            return []
-        state = itertools.chain.from_iterable(self.state.values())
-        return [self.step, self.skipped_steps, *self.facts.all, *self.job_state.values(), *state]
-
     @property
     def residuals(self) -> list[tf.Variable]:
         """Returns the residuals, in the order of `specs`; empty if the method keeps none."""
@@ -168,17 +148,16 @@ class GradientExchange(HookedExchange, tf.Module):
         gradients: Gradients,
         variables: Sequence[Any],
         inner: InnerOptimizer | None = None,
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+        votes: tf.Tensor | None = None,
+    ) -> StepResult:
         """Takes the calling replica through a step; each replica calls it for the same variables.
 
         Args:
             gradients: One for each of `variables`, in their shapes and dtypes.
             variables: Some or all of the variables that the exchange was built for.
             inner: The optimizer that applies the sums, if its second moments may divide gradients.
-
-        Returns:
-            The gradients summed over the replicas, in the dtypes and forms in which they came, and
-            a bool scalar that is equal on all replicas: if it is false, the step must be skipped.
+            votes: bool [votes] of this replica; the result has the logical or of all replicas'
+                votes. Only for dense gradients of several replicas.
 
         Raises:
             ValueError: If the exchange was not built for one of `variables`, if a gradient has
@@ -193,37 +172,18 @@ class GradientExchange(HookedExchange, tf.Module):
         if setup.group.size == 1:
             finite = all_finite(gradients)
             count_skip(self.skipped_steps, finite)
-            return self.flush(gradients, variables, inner=state), finite
+            return StepResult(self.flush(gradients, variables, inner=state), finite, [])
         check_not_in_xla()
         setup.group.check_current()
         if not variables:
-            return [], tf.constant(True)
+            return StepResult([], tf.constant(True), [])
         members, numbers = [setup.group.member()], self._agreed_numbers(gradients, variables)
         gradients = self._sums_of_process(gradients, numbers)
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None
         with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
-            result = self.take_step(setup, members, numbers, [gradients], updates)
-        return result.gradients, result.finite
-
-    def reduce_and_vote(
-        self, gradients: Gradients, variables: Sequence[Any], votes: tf.Tensor
-    ) -> StepResult:
-        """Reduces gradients over several replicas, like `reduce`, and combines votes.
-
-        Args:
-            gradients: As for `reduce`, and dense.
-            variables: As for `reduce`; at least one.
-            votes: bool [votes], of this replica. The result has the logical or of all replicas'
-                votes.
-        """
-        check_not_in_xla()
-        self.group.check_current()
-        members, numbers = [self.group.member()], self._agreed_numbers(gradients, variables)
-        gradients = self._sums_of_process(gradients, numbers)
-        with tf.control_dependencies([self._converted(members, numbers, gradients, None)]):
-            return self.take_step(self.setup, members, numbers, [gradients], votes=votes)
+            return self.take_step(setup, members, numbers, [gradients], updates, votes=votes)
 
     def _sums_of_process(self, gradients: Gradients, numbers: Sequence[int]) -> Gradients:
         """Returns the gradients that this process exchanges, summed over its replicas."""
@@ -254,7 +214,7 @@ class GradientExchange(HookedExchange, tf.Module):
     ) -> tf.Tensor:
         """Converts state of a job with other settings; the step must wait for the result."""
         dense = self._forms.check(numbers, gradients)
-        replicas = [Replica(self.setup, numbers, member) for member in members]
+        replicas = [Replica(self.setup, numbers, member.local_replica) for member in members]
         # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
         alone = self.group.all_replicas.local_size == 1
         by_python = alone and not tf.config.list_logical_devices("GPU")
@@ -264,10 +224,15 @@ class GradientExchange(HookedExchange, tf.Module):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
 
-    def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns which gradients were mostly delayed in the latest step: bool scalars."""
-        delayed = self.group.local(self.setup.variables.delayed, 0).read_value()
-        return [delayed[number] for number in self._numbers.of(variables)]
+    def divided(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
+        """Returns the gradients that are divided before they are exchanged.
+
+        By their places in `variables`, the values are bool scalars: whether the latest step mostly
+        delayed the gradient.
+        """
+        delayed = self.replica().local(self.setup.variables.delayed).read_value()
+        numbers = enumerate(self.numbers.of(variables))
+        return {i: delayed[number] for i, number in numbers if self._forms.is_divided(number)}
 
     def flush(
         self,
@@ -291,38 +256,19 @@ class GradientExchange(HookedExchange, tf.Module):
         # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
         tell_user("The job has one replica, so gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.warned_of_lost_residuals)
-        return self.take_residuals(gradients, variables, scale, inner)
-
-    def take_residuals(
-        self,
-        gradients: Gradients,
-        variables: Sequence[Any],
-        scale: tf.Tensor | float = 1.0,
-        inner: InnerState | None = None,
-        member: Member | None = None,
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns gradients plus a replica's residuals, which become zeros.
-
-        By default, the replica is the first one of this process.
-        """
-        replica = Replica(self.setup, self._numbers.of(variables), member)
-        convert_restored([replica], inner, [], by_python=False)
-        places = list(range(len(variables)))
-        gradients, left = replica.add_residuals(places, gradients, scale)
-        replica.write_residuals(places, [], all_finite(gradients), left)
-        return gradients
+        replica = Replica(self.setup, self.numbers.of(variables))
+        return take_residuals(replica, gradients, scale, inner)
 
     def traffic(self) -> Traffic:
         """Returns the traffic of this process's first replica since the program started."""
         paths = [spec.path for spec in self.specs]
         traffic = self.setup.variables.traffic
-        return traffic.read(self.group.local(traffic.totals, 0), paths)
+        return traffic.read(self.replica().local(traffic.totals), paths)
 
     def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
         """Returns the places of variables once all workers have gradients for the same ones."""
-        numbers = self._numbers.of(variables)
+        numbers = self.numbers.check(variables)
         specs = [self.specs[number] for number in numbers]
-        check_dtypes(specs)
         check_shapes(gradients, specs)
         paths = [spec.path for spec in specs]
         self._agreement.check(paths, gradients, self._progress)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
+from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
 from tf_gradcomp.groups.own_values import out_of_scope
@@ -31,20 +30,9 @@ class HookedExchange:
         """Returns the method's hook of a kind; None without one, or if nothing is exchanged."""
         return self._hooks.get(kind) if self.built else None
 
-    def local_state(self, replica: int) -> dict[str, list[tf.Variable]]:
-        """Returns the state of the gradients on one of the process's replicas, by name."""
-        group, state = self.setup.group, self.setup.variables.state
-        return {name: [group.local(one, replica) for one in own] for name, own in state.items()}
-
-    def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
-        """Returns the state of the job on one of the process's replicas."""
-        group, state = self.setup.group, self.setup.variables.job_state
-        return {name: group.local(variable, replica) for name, variable in state.items()}
-
-    @property
-    def is_first(self) -> bool:
-        """Returns whether the process has the job's first replica."""
-        return self.setup.group.is_first
+    def replica(self, local_replica: int = 0) -> Replica:
+        """Returns one of the replicas of this process, with its state of all gradients."""
+        return Replica(self.setup, range(len(self.setup.specs)), local_replica)
 
     @property
     def exchanges(self) -> int:
@@ -65,25 +53,25 @@ class HookedExchange:
         if hook is None:
             return None
         group = self.setup.group
-        group.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
+        group.processes.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
         proposed = hook.no_change()
-        if group.is_first:
-            of_first = [total.numpy() for total in self.local_state(0)[hook.state_name]]
-            job_state = self.local_job_state(0)
+        if group.processes.is_first:
+            first = self.replica()
+            of_first = [total.numpy() for total in first.state()[hook.state_name]]
+            job_state = first.job_state()
             # Other workers wait for the proposal, so no worker can take part in creating a
             # variable.
             proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
-        proposed = group.from_first(proposed)
-        for replica in range(group.local_size):
-            state = self.local_state(replica)[hook.state_name]
-            hook.install(proposed, self.local_job_state(replica), state)
+        proposed = group.processes.from_first(proposed)
+        for replica in map(self.replica, range(group.local_size)):
+            hook.install(proposed, replica.job_state(), replica.state()[hook.state_name])
         self._after_change()
         return self.plan_in_force()
 
     def plan_in_force(self) -> Any:
         """Returns the plan for the next step; None if nothing is planned."""
         hook = self.hook(Proposing)
-        return hook.in_force(self.local_job_state(0)) if hook else None
+        return hook.in_force(self.replica().job_state()) if hook else None
 
     def _after_change(self) -> None:
         """Does nothing; a job that saves its state overrides this."""
@@ -94,5 +82,5 @@ class HookedExchange:
         return {
             "exchanges so far": self.exchanges,
             **({proposing.caller_fact: self.plans_by} if proposing else {}),
-            **self._hooks.facts(self.local_job_state(0)),
+            **self._hooks.facts(self.replica().job_state()),
         }

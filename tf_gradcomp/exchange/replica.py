@@ -1,4 +1,4 @@
-"""The variables of one replica in a step."""
+"""The variables of one replica."""
 
 from __future__ import annotations
 
@@ -11,30 +11,37 @@ from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.gradients import Gradients, add_residuals, all_finite
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.communicator import Communicator, Sent
-from tf_gradcomp.groups.group import Member
 
 
 class Replica:
-    """A replica in one step, which accesses its own variables by the indices of gradients.
+    """One replica of this process, which accesses its variables by the places of gradients.
 
-    Attributes:
+    Args:
         setup: The parts of the exchange.
-        numbers: The places, in the setup, of this step's gradients.
+        numbers: The places, in the setup, of the gradients.
+        local_replica: The number of the replica among the replicas of this process.
+        communicator: Reaches the other replicas; None outside a step.
     """
 
-    def __init__(self, setup: Setup, numbers: Sequence[int], member: Member | None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        numbers: Sequence[int],
+        local_replica: int = 0,
+        communicator: Communicator | None = None,
+    ) -> None:
         self.setup = setup
         self.numbers = list(numbers)
-        self._local_replica = member.local_replica if member else 0
-        self._communicator = member.communicator if member else None
-        if self._communicator:
-            self._communicator.label = setup.label
+        self._local_replica = local_replica
+        self._communicator = communicator
+        if communicator:
+            communicator.label = setup.label
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator with the other replicas; raises RuntimeError if there are none."""
+        """The communicator with the other replicas; raises RuntimeError outside a step."""
         if self._communicator is None:
-            raise RuntimeError("The only replica of a job has none to exchange with.")
+            raise RuntimeError("A replica exchanges gradients only in a step of several replicas.")
         return self._communicator
 
     def local(self, variable: tf.Variable) -> tf.Variable:
@@ -42,7 +49,7 @@ class Replica:
         return self.setup.group.local(variable, self._local_replica)
 
     def state(self, places: Iterable[int] | None = None) -> dict[str, list[tf.Variable]]:
-        """Returns the state of some of this step's gradients by name; of all by default."""
+        """Returns the state of some of the gradients by name; of all by default."""
         numbers = self.numbers if places is None else [self.numbers[place] for place in places]
         return {
             name: [self.local(variables[number]) for number in numbers]
@@ -54,12 +61,12 @@ class Replica:
         return {name: self.local(v) for name, v in self.setup.variables.job_state.items()}
 
     def fact(self, fact: tf.Variable, places: Iterable[int] | None = None) -> tf.Tensor:
-        """Reads a fact of some of this step's gradients; of all by default."""
+        """Reads a fact of some of the gradients; of all by default."""
         numbers = self.numbers if places is None else [self.numbers[place] for place in places]
         return tf.gather(self.local(fact).read_value(), numbers)
 
     def set_fact(self, fact: tf.Variable, values: Any, places: Iterable[int]) -> None:
-        """Writes a fact of some of this step's gradients."""
+        """Writes a fact of some of the gradients."""
         local = self.local(fact)
         numbers = tf.constant([[self.numbers[place]] for place in places])
         values = tf.convert_to_tensor(values, local.dtype)
@@ -147,7 +154,7 @@ def count_exchange(
         sent: The bytes that the replica sent.
         tensor_bytes: int64, the bytes of the payload for each of `numbers`.
     """
-    replica = Replica(setup, numbers, None)
+    replica = Replica(setup, numbers)
     replica.count(range(len(numbers)), sent, tensor_bytes)
     replica.count_exchange(tf.constant(True))
     replica.local(setup.variables.step).assign_add(1)

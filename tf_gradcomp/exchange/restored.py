@@ -15,6 +15,7 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
 
@@ -101,6 +102,27 @@ def convert_restored(
         tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
     )
     return tf.cond(right, lambda: tf.constant(False), convert)
+
+
+def take_residuals(
+    replica: Replica,
+    gradients: Gradients,
+    scale: tf.Tensor | float = 1.0,
+    inner: InnerState | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Returns gradients plus a replica's residuals, which become zeros.
+
+    Args:
+        replica: The replica.
+        gradients: All gradients of the replica.
+        scale: The number by which the gradients will be divided, such as a loss scale.
+        inner: If an earlier job kept second moments on its replicas, this optimizer gets them back.
+    """
+    convert_restored([replica], inner, [], by_python=False)
+    places = range(len(replica.numbers))
+    gradients, left = replica.add_residuals(places, gradients, scale)
+    replica.write_residuals(places, [], all_finite(gradients), left)
+    return gradients
 
 
 def _called_by_graph(convert: Convert) -> Convert:

@@ -123,7 +123,7 @@ class Saving:
         for variable in map(native, variables):
             summed = variable.aggregation == tf.VariableAggregation.SUM
             by_strategy = isinstance(variable, tf.distribute.DistributedValues)
-            if summed and group.size > 1 and not (by_strategy and group.processes == 1):
+            if summed and group.size > 1 and not (by_strategy and group.processes.size == 1):
                 self._summed[id(variable)] = _Summed(variable, group, unused, alike, by_strategy)
                 _owners[id(variable)] = self
                 self._hook(variable)
@@ -136,11 +136,11 @@ class Saving:
         """
         if self._unfinished is not None:
             self._unfinished.finish()
-        if self.group.processes == 1 or not self._summed:
+        if self.group.processes.size == 1 or not self._summed:
             return
         counts = self.counts()
         facts = {"next action": "collecting state to save", "steps": counts}
-        self.group.agree(facts, COLLECT_SECONDS)
+        self.group.processes.agree(facts, COLLECT_SECONDS)
         totals: list[np.ndarray] = []
         for piece in _pieces(self._summed.values()):
             totals += _totals(piece, f"collected_{len(totals)}")

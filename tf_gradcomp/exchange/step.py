@@ -59,7 +59,7 @@ def take_step(
             compressor runs, and returns the steps.
         votes: bool [votes], bits that travel with the dense gradients of each replica.
     """
-    replicas = [Replica(setup, numbers, member) for member in members]
+    replicas = [Replica(setup, numbers, m.local_replica, m.communicator) for m in members]
     places = range(len(numbers))
     slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
     dense = [i for i in places if i not in slices]

@@ -51,5 +51,5 @@ class GradientAgreement:
                 facts.update(progress())
             # Other workers may know this list and be in a step with another list: then they never
             # come.
-            self._group.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
+            self._group.processes.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

@@ -28,7 +28,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
     alone by design. A chief that has already trained with other workers may also train alone. In
     TensorFlow's tutorial, for example, the chief loads the job's model and continues training.
     """
-    if group.processes > 1:
+    if group.processes.size > 1:
         _trained_with_others.set()
         return
     if tf.distribute.has_strategy() or (_trained_with_others.is_set() and is_chief()):

@@ -53,7 +53,7 @@ def current_group() -> StrategyGroup:
     """
     strategy = tf.distribute.get_strategy()
     group = StrategyGroup(strategy)
-    two_level = group.local_size > 1 and group.processes > 1
+    two_level = group.local_size > 1 and group.processes.size > 1
     return HostGroup(strategy) if two_level and getattr(strategy, "two_level", True) else group
 
 

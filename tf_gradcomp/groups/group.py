@@ -23,27 +23,26 @@ class Member:
     local_replica: int  # which of this process's replicas it is
 
 
-class Group(Processes):
+class Group(abc.ABC):
     """The replicas of a job, as one of its processes sees them.
 
     Attributes:
         size: The number of replicas of the job.
         local_size: The number of replicas in this process.
+        processes: The processes of the job, which also communicate between steps.
         kind: The word for a replica in messages.
-        loss_is_divided: Whether the program divides its loss by the number of replicas, so that the
-            replicas' gradients sum to the gradient of the whole batch. If not, the gradients are
-            divided.
         name: The name of the layer that connects the replicas, for messages.
         by_strategy: Whether a strategy runs the replicas. A strategy creates variables with equal
-            values on all replicas, and all processes save and restore together.
+            values on all replicas, and all processes save and restore together. A program divides
+            its loss by the number of replicas; otherwise the gradients are divided.
         tells_users: Whether messages describe the exchange of gradients to users.
     """
 
     name: str
     size: int
     local_size: int
+    processes: Processes
     kind = "replica"
-    loss_is_divided = True
     by_strategy = True
     tells_users = True
 
@@ -76,10 +75,6 @@ class Group(Processes):
     @abc.abstractmethod
     def devices(self) -> Sequence[str]:
         """The devices of this process's replicas."""
-
-    @abc.abstractmethod
-    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives variables the values of the first replica, unless they are equal anyway."""
 
     @property
     def all_replicas(self) -> Group:

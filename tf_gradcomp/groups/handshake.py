@@ -36,7 +36,7 @@ def _wants_tf_keras() -> bool:
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Compares `facts` over all processes of a job; see `Group.agree`.
+    """Compares `facts` over all processes of a job; see `Processes.agree`.
 
     `all_gather` gathers a small tensor of each process along axis 0.
     """

@@ -10,12 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
-from tf_gradcomp.checkpoints import path_of
-from tf_gradcomp.chief import worker_of_rank
 from tf_gradcomp.groups import carriers
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.groups.horovod_stalls import watched_progress
+from tf_gradcomp.groups.processes import Processes
 
 _NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
 
@@ -99,7 +98,6 @@ class HorovodGroup(Group):
     """
 
     name = "Horovod"
-    loss_is_divided = False
     local_size = 1
 
     def __init__(self, process_set: Any = None) -> None:
@@ -124,10 +122,11 @@ class HorovodGroup(Group):
                 "the ranks of this set, after passing the set to hvd.init or hvd.add_process_set."
             )
         self.size = self._process_set.size()
-        self._rank = self._process_set.rank()
         self._gather_on_host = self._host_function()
         all_ranks = self._process_set.process_set_id == 0
         self._progress = watched_progress(hvd) if all_ranks else None
+        is_first, first_rank = self._process_set.rank() == 0, self._process_set.ranks[0]
+        self.processes = Processes(self.size, is_first, self._gather, first_rank)
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]
@@ -152,7 +151,7 @@ class HorovodGroup(Group):
             WorkersDisagreeError: If they have not.
         """
         forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
-        self.agree({"next action": "taking the values of the first rank", **forms})
+        self.processes.agree({"next action": "taking the values of the first rank", **forms})
 
         @tf.function(autograph=False)
         def take() -> None:
@@ -203,7 +202,8 @@ class HorovodGroup(Group):
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
         return variable
 
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+    def _gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Gathers one small tensor of each rank, and counts it as a collective."""
         if not self._progress:
             return self._gather_on_host(value)
         self._progress.count_event([value])
@@ -221,18 +221,6 @@ class HorovodGroup(Group):
             )
 
         return tf.function(gather, autograph=False, reduce_retracing=True)
-
-    @property
-    def processes(self) -> int:
-        return self.size
-
-    @property
-    def is_first(self) -> bool:
-        return self._rank == 0
-
-    def first_path(self, path: str) -> str:
-        """Returns the path of the first rank of the set, which need not be rank 0."""
-        return path_of(worker_of_rank(self._process_set.ranks[0]), path)
 
     @property
     def is_collective(self) -> bool:

@@ -77,9 +77,9 @@ class HorovodHosts(HorovodGroup):
                 'use group="horovod".'
             )
         # If a rank exchanged by another group, the other ranks would wait forever.
-        self.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
+        self.processes.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
         place = tf.constant([[hvd.local_rank(), hvd.cross_rank()]])
-        places = [tuple(row) for row in self.all_gather_on_host(place).numpy().tolist()]
+        places = [tuple(row) for row in self.processes.gather(place).numpy().tolist()]
         ranks = sorted(range(len(places)), key=lambda rank: places[rank][::-1])
         on_each = [[r for r in ranks if places[r][1] == host] for host in range(self.size)]
         sets = [_process_set(hvd, of_one) for of_one in on_each]
@@ -89,10 +89,6 @@ class HorovodHosts(HorovodGroup):
     @property
     def all_replicas(self) -> Group:
         return self._ranks
-
-    @property
-    def processes(self) -> int:
-        return self._ranks.size
 
     def member(self) -> Member:
         return Member(_BetweenHosts(self._hvd, self._leaders, self._local, self._host), 0)

@@ -27,7 +27,7 @@ class HostGroup(StrategyGroup):
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy)
         self._replicas = StrategyGroup(strategy)
-        self.size = self._replicas.processes
+        self.size = self._replicas.processes.size
         self.local_size = 1
 
     @property
@@ -81,10 +81,6 @@ class HostGroup(StrategyGroup):
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
         """The variable itself; an assignment changes the copies of all replicas."""
         return variable
-
-    @property
-    def processes(self) -> int:
-        return self.size
 
     @property
     def devices(self) -> Sequence[str]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.processes import Processes
 
 
 class _Meeting:
@@ -118,6 +119,7 @@ class LockstepGroup(Group):
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
+        self.processes = Processes(1, True, tf.identity)
 
     def check_current(self) -> None:
         """Allows every caller."""
@@ -148,22 +150,8 @@ class LockstepGroup(Group):
         with tf.variable_creator_scope(create):
             return make()
 
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        return value
-
-    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Does nothing: there is one process."""
-
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
         return flag
-
-    @property
-    def processes(self) -> int:
-        return 1
-
-    @property
-    def is_first(self) -> bool:
-        return True
 
     @property
     def is_collective(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 import concurrent.futures
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,26 +14,21 @@ import tensorflow as tf
 from tf_gradcomp.groups import handshake
 
 
-class Processes(abc.ABC):
-    """The processes of a job, as seen from one process."""
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The processes of a job, as seen from one process.
 
-    @abc.abstractmethod
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers one small tensor of each process along axis 0, eagerly and not in a graph."""
+    Attributes:
+        size: The number of processes.
+        is_first: Whether the job's first replica is in this process.
+        gather: Gathers one small tensor of each process along axis 0, eagerly and not in a graph.
+        first_rank: The number, in the whole job, of the process with the first replica.
+    """
 
-    @property
-    @abc.abstractmethod
-    def processes(self) -> int:
-        """The number of processes of the job."""
-
-    @property
-    @abc.abstractmethod
-    def is_first(self) -> bool:
-        """Returns whether the job's first replica is in this process."""
-
-    def first_path(self, path: str) -> str:
-        """Returns the `gc.worker_path(path)` of the process of the job's first replica."""
-        return path
+    size: int
+    is_first: bool
+    gather: Callable[[tf.Tensor], tf.Tensor]
+    first_rank: int = 0
 
     @tf.autograph.experimental.do_not_convert  # the reader warns of values that it cannot parse
     def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
@@ -50,9 +45,9 @@ class Processes(abc.ABC):
             WorkersDisagreeError: On every process, naming the differing facts and processes; or
                 only on this process, if the other processes do not come to compare.
         """
-        if self.processes == 1:
+        if self.size == 1:
             return
-        if not _ends_within(seconds, lambda: handshake.compare(facts, self.all_gather_on_host)):
+        if not _ends_within(seconds, lambda: handshake.compare(facts, self.gather)):
             raise handshake.WorkersDisagreeError(
                 f"This worker has waited {seconds} seconds for the other workers to compare "
                 f"{dict(facts)}, but they took another path through the program. All workers must "
@@ -62,26 +57,26 @@ class Processes(abc.ABC):
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each number over all processes, which wait for each other here."""
-        if self.processes == 1:
+        if self.size == 1:
             return list(numbers)
         with tf.device("CPU:0"):
-            rows = self.all_gather_on_host(tf.constant([list(numbers)], tf.float64))
+            rows = self.gather(tf.constant([list(numbers)], tf.float64))
             return np.max(rows.numpy(), 0).tolist()
 
     def from_first(self, numbers: np.ndarray) -> np.ndarray:
         """Returns, on all processes, the numbers of the process that has the first replica."""
-        if self.processes == 1:
+        if self.size == 1:
             return numbers
         given = numbers if self.is_first else np.zeros_like(numbers)
         with tf.device("CPU:0"):
-            return np.sum(self.all_gather_on_host(tf.constant(given[np.newaxis])).numpy(), 0)
+            return np.sum(self.gather(tf.constant(given[np.newaxis])).numpy(), 0)
 
     def bytes_of_first(self, own: bytes) -> bytes:
         """The first process's bytes, on all processes, which wait for each other here."""
-        if self.processes == 1:
+        if self.size == 1:
             return own
         with tf.device("CPU:0"):
-            return handshake.gather_bytes(own, self.all_gather_on_host)[0]
+            return handshake.gather_bytes(own, self.gather)[0]
 
 
 def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:

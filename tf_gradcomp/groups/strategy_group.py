@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tf_gradcomp.groups.communicator import (
     ReplicaContextCommunicator,
 )
 from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.processes import Processes
 
 _WITHOUT_REDUCTION = (
     tf.distribute.ParameterServerStrategy,
@@ -36,9 +38,6 @@ class StrategyGroup(Group):
         self.name = type(strategy).__name__
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
-
-    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Does nothing: strategies create variables with equal values."""
 
     def create(self, make: Callable[[], Result]) -> Result:
         """Returns the result of `make`, whose variables cost no collectives.
@@ -108,18 +107,15 @@ class StrategyGroup(Group):
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
         return self.strategy.experimental_local_results(variable)[local_replica]
 
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers in a separate group, apart from the collectives of steps."""
-        return tf_private.host_all_gather(self.strategy, value)
-
-    @property
-    def processes(self) -> int:
+    @functools.cached_property
+    def processes(self) -> Processes:  # type: ignore[override]
+        """The workers, which gather in a separate group, apart from the collectives of steps."""
         spans = self.is_collective and tf_private.in_multi_worker_mode(self.strategy)
-        return self.size // self.local_size if spans else 1
-
-    @property
-    def is_first(self) -> bool:
-        return self.processes == 1 or tf_private.rank(self.strategy, 0) == 0
+        size = self.size // self.local_size if spans else 1
+        is_first = size == 1 or tf_private.rank(self.strategy, 0) == 0
+        return Processes(
+            size, is_first, functools.partial(tf_private.host_all_gather, self.strategy)
+        )
 
     @property
     def is_collective(self) -> bool:

@@ -76,7 +76,7 @@ class Learners:
 
     Attributes:
         model: The model.
-        exchange: The exchange of all learners; `exchange.local_state(i)` is the state of learner i.
+        exchange: The exchange of all learners; `exchange.replica(i)` has the state of learner i.
         plans: The plans of settings that `fit` has made, one for each epoch.
 
     Example:
@@ -165,7 +165,7 @@ class Learners:
         comparison = Comparison(self.residuals) if similarity else None
         reduced = self._exchanged(all_gradients, comparison)
         if reduced.finite:
-            self._apply(reduced.gradients, self.exchange.delayed(variables))
+            self._apply(reduced.gradients, self.exchange.divided(variables))
         return self._report(losses, reduced, comparison, finite=bool(reduced.finite))
 
     def _step_locally(
@@ -338,14 +338,14 @@ class Learners:
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         self.model.optimizer.apply_gradients(list(pairs))
 
-    def _apply_reduced(self, reduced: list[Gradient], delayed: list[tf.Tensor]) -> None:
+    def _apply_reduced(self, reduced: list[Gradient], delayed: dict[int, tf.Tensor]) -> None:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
         pairs = list(zip(reduced, variables, strict=True))
         if not self.exchange.setup.preconditioner:
             optimizer.apply_gradients(pairs)
             return
-        divided = [i for i in _present(reduced) if self.exchange.is_divided(variables[i])]
+        divided = [i for i in delayed if reduced[i] is not None]
         of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
         with adam.momentum_only(optimizer, *of_divided):
             optimizer.apply_gradients(pairs)
@@ -373,7 +373,7 @@ class Learners:
     @property
     def residuals(self) -> list[list[tf.Variable]]:
         """The residuals of each learner, in the order of the model's trainable variables."""
-        states = [self.exchange.local_state(learner) for learner in range(self._size)]
+        states = [self.exchange.replica(learner).state() for learner in range(self._size)]
         return [state.get(RESIDUAL, []) for state in states]
 
     def _mean_residual_norm(self) -> tf.Tensor:

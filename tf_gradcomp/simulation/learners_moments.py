@@ -63,7 +63,7 @@ class LearnersMoments:
         return HandOver(
             exchange.setup.preconditioner,
             inner,
-            [exchange.local_state(learner) for learner in range(exchange.group.size)],
+            [exchange.replica(learner).state() for learner in range(exchange.group.size)],
             of_gradients=[],
             waiting=[tf.zeros(shape) for shape in shapes],  # second moments have seen residuals
             lost=tf.zeros([len(shapes)], tf.bool),
@@ -73,5 +73,5 @@ class LearnersMoments:
 
     def _own(self, fact: tf.Variable) -> list[tf.Variable]:
         """Returns each learner's own copy of a fact."""
-        group = self._exchange.group
-        return [group.local(fact, learner) for learner in range(group.size)]
+        learners = range(self._exchange.group.size)
+        return [self._exchange.replica(learner).local(fact) for learner in learners]

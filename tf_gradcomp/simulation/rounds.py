@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times
+from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
-from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.fragments import due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
@@ -124,9 +125,8 @@ class LearnersRounds:
         self, learner: int, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
     ) -> list[Any]:
         """Adds the residuals of earlier synchronous steps to a learner's gradients."""
-        member = Member(self._exchange.group.communicators()[learner], learner)
         every = gradients_for_residuals(grads, variables, self._variables, finite)
-        return self._exchange.take_residuals(every, self._variables, self._size, member=member)
+        return take_residuals(self._exchange.replica(learner), every, self._size)
 
     def advance(self, reduce: Reduce, *, end_all: bool) -> tuple[bool, StepResult | None]:
         """Ends the step of all learners, and the rounds that are complete.
@@ -167,10 +167,9 @@ class LearnersRounds:
             shares.append([given.get(place) for place in range(count)])
             if not counts:
                 self._each[learner] = [*own[:count], *map(finite_or_zero, own[count:])]
-        residuals = self._exchange.residuals
         for learner in range(self._size):
-            own = [self._exchange.group.local(residuals[i], learner) for i in places if residuals]
-            decay(own, self._settings)
+            residuals = self._exchange.replica(learner).state().get(RESIDUAL)
+            decay([residuals[i] for i in places] if residuals else [], self._settings)
         weights = [self._weights[place] for place in places]
         assign(weights, start)
         reduced = reduce(shares)

@@ -44,7 +44,7 @@ class CompressedAllReduce:
 
     def _knowing(self, variables: Sequence[Any]) -> list[GradientExchange]:
         self._exchanges = [(first, e) for first, e in self._exchanges if first() is not None]
-        return [exchange for _, exchange in self._exchanges if exchange.knows(variables)]
+        return [exchange for _, exchange in self._exchanges if exchange.numbers.include(variables)]
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """Returns the exchange for `variables` and no others; builds the exchange if necessary.
@@ -116,7 +116,7 @@ def _reduced(
     group = exchange.group
 
     def reduce(own: Sequence[Any]) -> list[Any]:
-        reduced, finite = exchange.reduce(own, variables)
+        reduced, finite, *_ = exchange.reduce(own, variables)
         return [values_or_fill(finite, gradient, if_skipped) for gradient in reduced]
 
     def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:

@@ -51,7 +51,9 @@ def _coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
         own = [
             saving
             for saving in savings
-            if not saving.group.by_strategy and saving.group.is_first and not saving.is_collected
+            if not saving.group.by_strategy
+            and saving.group.processes.is_first
+            and not saving.is_collected
         ]
         if own:
             tell_user(_OWN_OF_RANK)

@@ -56,11 +56,11 @@ class Saves:
         Equal paths are equal strings. Workers that leave the file to the chief raise OSError if the
         chief cannot write it.
         """
-        if self._group.processes == 1:
+        if self._group.processes.size == 1:
             yield True
             return
         keys = self._keys(savings, path)
-        chief = self._group.is_first
+        chief = self._group.processes.is_first
         number = self._announce(keys, path) if chief else None
         collected = all(saving.is_collected for saving in savings)
         joined = self._collect(savings, keys[0])
@@ -82,11 +82,11 @@ class Saves:
 
     def writes_file(self, kind: str, path: str) -> bool:
         """Returns whether this worker writes a file, to its own path or for all workers."""
-        if self._group.processes == 1:
+        if self._group.processes.size == 1:
             return True
         self._orders[kind] += 1
         keys = [f"gradcomp/{kind}/{self._orders[kind]}"]
-        if self._group.is_first:
+        if self._group.processes.is_first:
             self._announce(keys, path)
             return True
         return self._written_by_chief(keys, path, self._wait) is None
@@ -108,7 +108,7 @@ class Saves:
         """Collects the sums if all workers save; returns whether they do."""
         if all(saving.is_collected for saving in savings):
             if any(saving.keeps_sums for saving in savings):
-                tell_user(_SAVED_ALL % self._group.processes)
+                tell_user(_SAVED_ALL % self._group.processes.size)
             return True
         if not tf_private_files.reach_barrier(key, self._wait):
             tell_user(_SAVED_OWN)

@@ -113,7 +113,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.rare_exchanges: list[RareExchanges] = []
         self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group)
-        self.group.agree(
+        self.group.processes.agree(
             {
                 **handshake.package_versions(),
                 **replacing.fact(),
@@ -129,7 +129,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:
         """Returns the progress of this worker, and has it watched."""
         task = task_of(self)
-        if seconds == 0 or self.group.processes == 1 or task is None or task.rank is None:
+        if seconds == 0 or self.group.processes.size == 1 or task is None or task.rank is None:
             return None
         progress = Progress()
         tf_private.on_collectives(self, progress.count_event)
@@ -203,11 +203,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         A chief may do so once it has trained with the other workers: see
         `check_not_alone_by_mistake`.
         """
-        if self.group.processes > 1 and not (self._started and is_chief()):
+        if self.group.processes.size > 1 and not (self._started and is_chief()):
             raise ValueError(
                 "The model was created outside the scope of gc.MultiWorkerMirroredStrategy, so "
-                f"each of its {self.group.processes} workers would train the model alone; create "
-                "and compile the model inside `with strategy.scope():`. To train it alone on "
+                f"each of its {self.group.processes.size} workers would train the model alone; "
+                "create and compile the model inside `with strategy.scope():`. To train it alone on "
                 "purpose, create "
                 "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
@@ -294,7 +294,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _check_before_start(self, doing: str) -> None:
         if not self._started:
             with tf.init_scope():
-                self.group.agree({"next action": doing})
+                self.group.processes.agree({"next action": doing})
 
     def _own(self, leaf: Any) -> Any:
         return self.experimental_local_results(leaf)[0]
@@ -325,7 +325,7 @@ def is_checked(strategy: tf.distribute.Strategy) -> bool:
 
 def strategy_of_workers() -> CheckedStrategy | None:
     """Returns the strategy that makes this process one of several workers, if any."""
-    return next((one for one in _strategies if one.group.processes > 1), None)
+    return next((one for one in _strategies if one.group.processes.size > 1), None)
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:

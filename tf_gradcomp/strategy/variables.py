@@ -60,7 +60,7 @@ class CheckedVariables:
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
             with tf.init_scope():  # legacy optimizers create some while a step is traced
-                self._group.agree({"next action": f"creating variable {variable}"})
+                self._group.processes.agree({"next action": f"creating variable {variable}"})
             return value
 
         # TensorFlow moves an initial value out of a function if it depends on no argument of that.
@@ -84,7 +84,7 @@ class CheckedVariables:
                 "function computes; create the variable before you call the function."
             )
         with tf.init_scope():
-            of_first = self._group.bytes_of_first(carriers.as_bytes(known))
+            of_first = self._group.processes.bytes_of_first(carriers.as_bytes(known))
             return carriers.as_strings(of_first, value.shape)
 
 

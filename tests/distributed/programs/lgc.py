@@ -16,7 +16,8 @@ from common import Setup, digits, residual_sums, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, autoencoder_of
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
+from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
 # Epochs end in phase 1, in phase 2 and in phase 3.
@@ -61,7 +62,7 @@ def seen(model, exchange):
         "phase": state.phase,
         "learnt": state.last_learnt,
         "collected": len(state.new_vectors()),
-        "facts": exchange.hook(AutoencoderHook).facts(exchange.local_job_state(0)),
+        "facts": exchange.hook(AutoencoderHook).facts(exchange.replica().job_state()),
         "skipped": scalar(exchange.skipped_steps),
         "residuals": [float(np.sum(r)) for r in residuals],
         "magnitude": max(float(np.sum(np.abs(r))) for r in residuals),

@@ -10,7 +10,7 @@ from common import strategy
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, compressed, digest, report, values
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.lgc.autoencoder_state import autoencoder_of
+from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 STEPS, BAD_STEP, PLANNED, ROWS = 50, 20, 30, 12
 PAIRS = {  # an autoencoder that keeps the mean of two
@@ -53,7 +53,7 @@ def train(method):
     def replica_step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(x @ variables[0] + variables[1] - y))
-            if optimizer.group.loss_is_divided:
+            if optimizer.group.by_strategy:
                 loss /= SIZE
         optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.between_steps import BetweenSteps, Hook
+from tf_gradcomp.compressors.between_steps import BetweenSteps
 from tf_gradcomp.compressors.digests import digest_of_floats
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
@@ -192,27 +192,3 @@ class AutoencoderHook(BetweenSteps):
     def state(self, job_state: Mapping[str, tf.Variable], trains: bool) -> AutoencoderState:
         """Returns the autoencoder's state as seen from one process; see `AutoencoderState`."""
         return AutoencoderState(self.lgc, job_state, self.specs, trains)
-
-
-class HasHooks(Protocol):
-    """An exchange of a job, or of simulated learners."""
-
-    def hook(self, kind: type[Hook]) -> Hook | None:
-        """Returns a hook of its method."""
-
-    def local_job_state(self, replica: int) -> Mapping[str, tf.Variable]:
-        """Returns the job state of one of the process's replicas."""
-
-    @property
-    def is_first(self) -> bool:
-        """Returns whether the process has the job's first replica."""
-
-    @property
-    def exchanges(self) -> int:
-        """Returns the number of exchanges so far."""
-
-
-def autoencoder_of(exchange: HasHooks) -> AutoencoderState | None:
-    """Returns the autoencoder of an exchange; None with other methods, or a single replica."""
-    hook = exchange.hook(AutoencoderHook)
-    return hook.state(exchange.local_job_state(0), exchange.is_first) if hook else None

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import (
-    GRADIENT_NORMS,
     GRADIENT_SUM,
     Compressor,
     Exchanged,
@@ -20,6 +18,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.lgreco.stored_plan import StoredPlan
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.plannable import Plannable
@@ -33,7 +32,6 @@ from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"
-_NO_SETTING = -1  # a plan has settings plus one, and 0 if there is none yet
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
@@ -108,21 +106,11 @@ class LGreCo(HasSettings):
                 f"LGreCo: reference must be {UNIFORM!r} or {ACCORDION!r}; received {reference!r}."
             )
         self.reference = reference
-        self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
+        self.plan = StoredPlan(self.method, self.values, keeps_norms=reference == ACCORDION)
         self.residual_scale = residual_scale(self.method)
         self.helped_by_precondition = self.method.helped_by_precondition
         self.has_gpu_kernels = self.method.has_gpu_kernels
         self.delays_unless = self.method.delays_unless
-
-    @property
-    def plan_name(self) -> str:
-        """The name of the plan in the state of the job; other methods have other names."""
-        return f"{self.method.name}_plan"
-
-    @property
-    def outcome_name(self) -> str:
-        """The name of the plan's expected outcome: see `PlanInForce`."""
-        return f"{self.method.name}_plan_outcome"
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Returns the method's state for any of the choices, and the sum of the gradients."""
@@ -131,25 +119,11 @@ class LGreCo(HasSettings):
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""
-        return {
-            **job_state(self.method, specs),
-            self.plan_name: JobStateSpec((len(specs),), "int64"),
-            self.outcome_name: JobStateSpec((3,)),
-            **(
-                {GRADIENT_NORMS: JobStateSpec((len(specs),), of_gradients=True)}
-                if self.keeps_norms
-                else {}
-            ),
-        }
+        return {**job_state(self.method, specs), **self.plan.specs(len(specs))}
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> LayerPlanner:
         """Returns the hook that makes plans."""
         return LayerPlanner(self, specs, replicas)
-
-    @property
-    def keeps_norms(self) -> bool:
-        """Returns whether plans compare the norms of gradients with the norms before."""
-        return self.reference == ACCORDION
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Returns the reference: the method's own settings."""
@@ -167,39 +141,10 @@ class LGreCo(HasSettings):
         """Returns the settings of the plan, unless the step brings others."""
         if inputs.settings is not None:
             return self.method.settings_in_force(inputs)
-        plan = inputs.job_state[self.plan_name].read_value()
+        plan = inputs.job_state[self.plan.name].read_value()
         if inputs.numbers is not None:
             plan = tf.gather(plan, list(inputs.numbers))
-        return self.planned(inputs.specs, plan)
-
-    def planned(self, specs: Sequence[GradientSpec], plan: tf.Tensor) -> tf.Tensor:
-        """Returns the settings of a plan, or the own setting if a plan has none of the choices.
-
-        Args:
-            specs: The specs of some gradients.
-            plan: int64, one for each of them, as the job's state has it. A plan in the state may
-                come from an earlier job with other choices.
-
-        Returns:
-            int64 [tensors].
-        """
-        settings = plan + _NO_SETTING
-        allowed, own = self._range(tuple(specs))
-        is_choice = tf.reduce_any(tf.equal(settings[:, tf.newaxis], allowed), 1)
-        return tf.where(is_choice & (settings > _NO_SETTING), settings, tf.constant(own, tf.int64))
-
-    def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
-        """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
-
-        The result is cached, because a simulation needs it in each step of each learner.
-        """
-        if specs not in self._ranges:
-            choices = [self.choices(spec) or [] for spec in specs]
-            allowed = np.full((len(specs), max(map(len, choices), default=0)), _NO_SETTING)
-            for row, of_one in zip(allowed, choices, strict=True):
-                row[: len(of_one)] = of_one
-            self._ranges[specs] = allowed, self.settings(specs)
-        return self._ranges[specs]
+        return self.plan.settings(inputs.specs, plan)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Runs the method's exchange with the settings of the plan (paper, Algorithm 1)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.base import GRADIENT_NORMS, GRADIENT_SUM
 from tf_gradcomp.compressors.between_steps import Proposing
 from tf_gradcomp.compressors.lgreco.plan import plan_layers
+from tf_gradcomp.compressors.lgreco.stored_plan import PlanInForce
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.policy import GradientSpec
 
@@ -25,23 +26,6 @@ _WHO_PLANS = (
     "gc.callbacks.LayerwisePlan, or call exchange.plan_settings() in your own training loop."
 )
 _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
-
-
-class PlanInForce(NamedTuple):
-    """The settings in use, and the expected outcome of their plan."""
-
-    settings: list[int]  # one for each variable, as `HasSettings.settings` has them
-    ratio: float  # the bytes of the method's own settings over the plan's bytes; 1 without a plan
-    budget_used: float  # the plan's share of the allowed error; 1 without a plan
-    at_bound: int  # the number of layers with the smallest of their choices
-
-    def measures(self) -> dict[str, float]:
-        """Returns the logged values of the plan."""
-        return {
-            "plan_ratio": self.ratio,
-            "plan_budget_used": self.budget_used,
-            "plan_at_bound": self.at_bound,
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +63,7 @@ class LayerPlanner(Proposing):
 
     def no_change(self) -> np.ndarray:
         """Returns a proposal in which all layers keep their own settings."""
-        parts = 2 if self.lgreco.keeps_norms else 1
+        parts = 2 if self.lgreco.plan.keeps_norms else 1
         return np.zeros(3 + parts * len(self.specs))
 
     def propose(
@@ -97,12 +81,12 @@ class LayerPlanner(Proposing):
         places = [place for place, total in enumerate(sums) if total.any()]
         if not places:
             _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last plan.")
-            return self._installed(job_state)
+            return self.lgreco.plan.read(job_state)
         specs = [self.specs[place] for place in places]
         choices = [self.lgreco.choices(spec) for spec in specs]
         of_places = [sums[place] for place in places]
         steady = None
-        if self.lgreco.keeps_norms:
+        if self.lgreco.plan.keeps_norms:
             norms = np.array([np.linalg.norm(total) for total in sums])
             before = job_state[GRADIENT_NORMS].numpy()
             steady = (np.abs(norms - before) < _STEADY * before)[places]
@@ -130,26 +114,9 @@ class LayerPlanner(Proposing):
         state: Sequence[tf.Variable],
     ) -> None:
         """Gives one replica a plan, and sets its sums of gradients to zero."""
-        outcome, plan, norms = np.split(proposed, [3, 3 + len(self.specs)])
-        job_state[self.lgreco.plan_name].assign(plan.astype(np.int64))
-        job_state[self.lgreco.outcome_name].assign(outcome.astype(np.float32))
-        if self.lgreco.keeps_norms:
-            job_state[GRADIENT_NORMS].assign(norms.astype(np.float32))
+        self.lgreco.plan.write(proposed, job_state)
         for total in state:
             total.assign(tf.zeros_like(total))
 
-    def _installed(self, job_state: Mapping[str, tf.Variable]) -> np.ndarray:
-        """Returns the proposal that a replica has installed."""
-        names = [self.lgreco.outcome_name, self.lgreco.plan_name]
-        if self.lgreco.keeps_norms:
-            names.append(GRADIENT_NORMS)
-        return np.concatenate([job_state[name].numpy().astype(np.float64) for name in names])
-
     def in_force(self, job_state: Mapping[str, tf.Variable]) -> PlanInForce:
-        plan = job_state[self.lgreco.plan_name].read_value()
-        settings = self.lgreco.planned(self.specs, plan).numpy()
-        ratio, used, at_bound = job_state[self.lgreco.outcome_name].numpy().tolist()
-        refused = (plan > 0) & (settings + 1 != plan)  # by a job with other choices
-        if not ratio or np.any(refused):
-            return PlanInForce(settings.tolist(), 1.0, 1.0, 0)
-        return PlanInForce(settings.tolist(), ratio, used, int(at_bound))
+        return self.lgreco.plan.in_force(self.specs, job_state)

@@ -10,11 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.lgc.autoencoder_state import (
+    AutoencoderHook,
     AutoencoderState,
     Collected,
-    HasHooks,
     Learnt,
-    autoencoder_of,
 )
 from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -115,7 +114,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         if self._exchange and autoencoder_of(self._exchange):
             self._add_to(logs, self.measures(self._exchange))
 
-    def train(self, exchange: HasHooks) -> dict[str, float]:
+    def train(self, exchange: GradientExchange) -> dict[str, float]:
         """Trains with all new vectors; called after each step, on all workers.
 
         Args:
@@ -140,7 +139,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
             self._warn_once(_FELL_BACK, state.lgc.guard, limit, only_if=state.trains)
         return self.measures(exchange)
 
-    def measures(self, exchange: HasHooks) -> dict[str, float]:
+    def measures(self, exchange: GradientExchange) -> dict[str, float]:
         """Returns the measures to log; empty with another method or one replica."""
         state = autoencoder_of(exchange)
         if state is None:
@@ -286,3 +285,11 @@ def _config_of(optimizer: Any, learning_rate: float) -> dict[str, Any]:
     if isinstance(optimizer, str):
         optimizer = {"class_name": optimizer, "config": {"learning_rate": learning_rate}}
     return out_of_scope(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))
+
+
+def autoencoder_of(exchange: GradientExchange) -> AutoencoderState | None:
+    """Returns the autoencoder of an exchange; None with other methods, or a single replica."""
+    hook = exchange.hook(AutoencoderHook)
+    if hook is None:
+        return None
+    return hook.state(exchange.replica().job_state(), exchange.group.processes.is_first)

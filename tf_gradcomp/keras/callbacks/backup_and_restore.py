@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.checkpoints import worker_path
+from tf_gradcomp.checkpoints import path_of, worker_path
+from tf_gradcomp.chief import worker_of_rank
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -88,7 +89,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         return groups[0] if groups else StrategyGroup(model.distribute_strategy)
 
     def _of_first(self, model: keras.Model) -> str:
-        return self._group(model).first_path(self._folder)
+        """Returns the folder of the first rank, which need not be rank 0 of Horovod's ranks."""
+        first = worker_of_rank(self._group(model).processes.first_rank)
+        return path_of(first, self._folder)
 
     def _exchanges(self) -> list[GradientExchange]:
         return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
@@ -110,4 +113,4 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         # Without a backup, a later callback may give ranks the updates of rank 0.
         updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
         found = f"epochs and steps already trained, and updates, by {self._folder!r}"
-        self._group(self.model).agree({found: [*place, *updates]})
+        self._group(self.model).processes.agree({found: [*place, *updates]})

@@ -31,8 +31,8 @@ class BroadcastInitialState(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Sends or receives the values."""
         group = ranks_of(self.model)
-        if group is not None and group.processes > 1:
-            group.agree({"next action": "training", BATCHES: self.params.get("steps")})
+        if group is not None and group.processes.size > 1:
+            group.processes.agree({"next action": "training", BATCHES: self.params.get("steps")})
             self._warn_of_synchronized_layers()
         broadcast_initial_state(self.model)
 

@@ -75,7 +75,7 @@ def advise(
         "candidates": list(map(compressors.text_of, wanted)),
         "gradients": list(map(str, specs)),
     }
-    group.agree({"next action": "gc.advise", **facts})
+    group.processes.agree({"next action": "gc.advise", **facts})
     pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
     return advice_on(probe(group, specs, pairs, THOROUGH), compute_seconds)
 

@@ -174,8 +174,9 @@ class Compressed(TakesLocalSteps):
         """Within this context, the inner optimizer applies the sums for these variables."""
         if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
-        divided = [v for v in variables if self.exchange.is_divided(v)]
-        return adam.momentum_only(self._core, divided, self.exchange.delayed(divided))
+        delayed = self.exchange.divided(variables)
+        divided = [variables[place] for place in delayed]
+        return adam.momentum_only(self._core, divided, list(delayed.values()))
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
@@ -236,7 +237,7 @@ class Compressed(TakesLocalSteps):
     def _takes_means(self) -> bool:
         """True if the inner optimizer gets the mean of the replicas' gradients, not the sum."""
         if self.reduction is None:
-            return not self.group.loss_is_divided
+            return not self.group.by_strategy
         return self.reduction == "mean"
 
     def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
@@ -250,8 +251,7 @@ class Compressed(TakesLocalSteps):
     def _reduction_of(self, variables: Sequence[Any]) -> Callable[..., Any]:
         """Returns the function that sums gradients of some variables over the replicas.
 
-        `Group.each_replica` calls the function. The function returns the sums, and whether all
-        gradients were finite.
+        `Group.each_replica` calls the function. The function returns a `StepResult`.
         """
         self._agree_on_values()
         inner = InnerOptimizer(self._inner_state, self._clip)

@@ -78,7 +78,7 @@ def agree_on_values(
     values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
     action, advice = purpose
     try:
-        group.agree({"next action": action, **values}, seconds)
+        group.processes.agree({"next action": action, **values}, seconds)
     except WorkersDisagreeError as error:
         raise WorkersDisagreeError(f"{error} If only values differ: {advice}") from error
 

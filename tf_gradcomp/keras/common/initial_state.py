@@ -38,7 +38,7 @@ def broadcast_initial_state(model: keras.Model) -> None:
             "with an Input layer, or by a call on a batch."
         )
     group = ranks_of(model)
-    if group is None:
+    if not isinstance(group, HorovodGroup):
         return
     optimizers = list(optimizers_of(model))
     if model.optimizer is not None:

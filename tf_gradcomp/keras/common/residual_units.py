@@ -54,7 +54,8 @@ def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0)
     A change of units makes such state useless: TopK's velocity of gradients, for example, does not
     fit differences of weights.
     """
-    state, job_state = exchange.local_state(local_replica), exchange.local_job_state(local_replica)
+    replica = exchange.replica(local_replica)
+    state, job_state = replica.state(), replica.job_state()
     kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]
     for name in OF_GRADIENTS:
         kept += state.get(name, []) if name != RESIDUAL else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -112,7 +111,7 @@ class RoundTimes:
 
     def measured(
         self, reduce: Callable[[tf.Tensor], StepResult], shares: Sequence[tf.Tensor]
-    ) -> tuple[list[Any], tf.Tensor]:
+    ) -> StepResult:
         """Measures the exchange of `shares`, and has the workers elect the next round's length.
 
         Args:
@@ -120,7 +119,7 @@ class RoundTimes:
             shares: The worker's shares of the mean pseudo-gradients.
 
         Returns:
-            The means, and whether they are finite.
+            The result of `reduce`.
         """
         _, *before = tf.unstack(self._times.read_value())
         seconds, steps, of_exchanges, exchanges = before
@@ -140,7 +139,7 @@ class RoundTimes:
         self._times.assign(tf.concat([[ended], kept[:2], kept[2:] + took], 0))
         if result.votes is not None:
             self._length.assign(elected(result.votes, self._lengths, self._length.read_value()))
-        return result.gradients, result.finite
+        return result
 
 
 def time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -15,8 +15,10 @@ from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
+from tf_gradcomp.exchange.replica import Replica
+from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
-from tf_gradcomp.exchange.step import count_skip
+from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
@@ -95,6 +97,7 @@ class Rounds:
         self._slots, self._statistics = slots, statistics
         self._outer_steps = outer_steps
         self._exchange, self._places = exchange, places
+        self._replica = Replica(exchange.setup, places)
         self._variables = [variables[i] for i in places]
         with tf.init_scope():
             self._own = self._group.create(lambda: self._new_variables(variables, places))
@@ -195,9 +198,7 @@ class Rounds:
         def with_residuals() -> None:
             every = gradients_for_residuals(grads, variables, self._variables, finite)
             inner = self._inner(self._variables, 0)
-            take(
-                self._exchange.take_residuals(every, self._variables, size, inner), self._variables
-            )
+            take(take_residuals(self._replica, every, size, inner), self._variables)
 
         # No branch here has a collective, so workers may take different branches.
         size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
@@ -241,7 +242,7 @@ class Rounds:
         tf.cond(counts, lambda: None, self._reset_overflowed_slots)
         decay(fragment.residuals, self._settings)
         exchange = functools.partial(self._exchange_shares, variables=fragment.variables)
-        means, finite = self._group.each_replica(exchange, args=(shares,))
+        means, finite, *_ = self._group.each_replica(exchange, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
         with tf.control_dependencies([finite]):
             assign(fragment.weights, start)
@@ -276,13 +277,11 @@ class Rounds:
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
-    def _exchange_shares(
-        self, shares: list[Any], variables: Sequence[Any]
-    ) -> tuple[list[Any], tf.Tensor]:
-        if self._times is None:
-            return self._exchange.reduce(shares, variables)
-        vote = self._exchange.reduce_and_vote
-        return self._times.measured(lambda votes: vote(shares, variables, votes), shares)
+    def _exchange_shares(self, shares: list[Any], variables: Sequence[Any]) -> StepResult:
+        def reduce(votes: tf.Tensor | None = None) -> StepResult:
+            return self._exchange.reduce(shares, variables, votes=votes)
+
+        return self._times.measured(reduce, shares) if self._times else reduce()
 
     def _finish_on_all(self, number: int) -> None:
         fragment = self._own.fragments[number]
@@ -308,7 +307,7 @@ class Rounds:
         steps = [self._exchange.exchanges, self.position]
         if self._group.size == 1 or steps == self._finished_at:
             return
-        self._group.agree({"next action": "ending a round", "exchanges and steps": steps})
+        self._group.processes.agree({"next action": "ending a round", "exchanges and steps": steps})
         self._end_early()
         self._local(self._own.position).assign(0)
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
@@ -366,7 +365,7 @@ class Rounds:
 
         def give() -> None:
             zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]
-            left = self._exchange.take_residuals(zeros, self._variables)
+            left = take_residuals(self._replica, zeros)
             for variable, rest in zip(self._variables, left, strict=True):
                 self._local(variable).assign_sub(rest)
             forget_earlier_gradients(self._exchange)

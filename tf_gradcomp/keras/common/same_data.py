@@ -71,16 +71,16 @@ def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
     for i, part in enumerate(parts[:_PARTS]):
         digests[i] = _digest(np.asarray(part.numpy()))
     telling = digests != 0
-    equal = _equal_on_all(strategy.group, digests)
+    equal = _equal_on_all(strategy.group.processes, digests)
     return bool(telling.any()) and not (telling & equal).any()
 
 
-def _equal_on_all(group: Processes, numbers: np.ndarray) -> np.ndarray:
+def _equal_on_all(processes: Processes, numbers: np.ndarray) -> np.ndarray:
     """Returns which of some int64 numbers are equal on all processes."""
-    if group.processes == 1:
+    if processes.size == 1:
         return np.full(numbers.shape, True)
     with tf.device("CPU:0"):
-        rows = group.all_gather_on_host(tf.constant(numbers[np.newaxis])).numpy()
+        rows = processes.gather(tf.constant(numbers[np.newaxis])).numpy()
     return np.all(rows == rows[0], 0)
 
 

@@ -122,7 +122,7 @@ def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None
     The number is None if Keras continues until no worker has any more data.
     """
     if isinstance(strategy, CheckedStrategy):
-        strategy.group.agree({"next action": "going through data", BATCHES: batches})
+        strategy.group.processes.agree({"next action": "going through data", BATCHES: batches})
 
 
 def check_gradients(
@@ -144,5 +144,5 @@ def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
     order = list(range(batches))
     random.shuffle(order)
     if isinstance(strategy, CheckedStrategy):
-        order = [int(i) for i in strategy.group.from_first(np.array(order, np.float64))]
+        order = [int(i) for i in strategy.group.processes.from_first(np.array(order, np.float64))]
     return order

@@ -123,7 +123,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             return self.group.each_replica(reduce, args=(grads,))
 
         def reduce(grads: list[Gradient]) -> list[Gradient]:
-            reduced, finite = exchange(grads)
+            reduced, finite, *_ = exchange(grads)
             return [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
 
         context = checked_replica_context()
@@ -188,7 +188,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         check_not_alone_by_mistake(self.group)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
-        self.exchange.check_knows([variable for _, variable in pairs])
+        self.exchange.numbers.check([variable for _, variable in pairs])
         if not self.passes_through():
             self.exchange.group.check_current()
 
@@ -204,7 +204,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         exchange = self._reduction_of(variables) if aggregate else _as_sums
 
         def reduce(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
-            reduced, finite = exchange(grads)
+            reduced, finite, *_ = exchange(grads)
             if self._scaler_decides:
                 reduced = [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
             return reduced, finite

@@ -92,7 +92,7 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
 def delete(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
     """Deletes the backup at the end of training, on one worker."""
     strategy = strategy_of_workers()
-    if (strategy is None or strategy.group.is_first) and not _left_to_first(callback):
+    if (strategy is None or strategy.group.processes.is_first) and not _left_to_first(callback):
         original()
 
 
@@ -115,14 +115,14 @@ def _saving(callback: Any, path: str) -> Iterator[bool]:
         yield writes and not _left_to_first(callback)
     for saving in savings:
         if not saving.group.by_strategy:  # if nobody has waited for the file
-            saving.group.agree({"next action": "continuing after a backup"})
+            saving.group.processes.agree({"next action": "continuing after a backup"})
 
 
 def _left_to_first(callback: Any) -> bool:
     """Returns whether other processes share this callback and its files, also under Horovod."""
     if not getattr(callback, "on_all_workers", False):
         return False
-    return any(not saving.group.is_first for saving in savings_of(callback.model))
+    return any(not saving.group.processes.is_first for saving in savings_of(callback.model))
 
 
 def _copy(path: str, to: str) -> None:

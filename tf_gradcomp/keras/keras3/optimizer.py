@@ -184,7 +184,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
-        self.exchange.check_knows(variables)
+        self.exchange.numbers.check(variables)
         grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.rounds and self.group.size == 1:
             self.rounds.apply_residuals()
@@ -302,7 +302,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
         reduce = self._reduction_of(variables)
-        reduced, finite = self.group.each_replica(reduce, args=(grads,))
+        reduced, finite, *_ = self.group.each_replica(reduce, args=(grads,))
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
