@@ -11,7 +11,7 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.between_steps import Hooks
+from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.exchange.forms import Forms
 from tf_gradcomp.exchange.gradients import (
@@ -22,7 +22,6 @@ from tf_gradcomp.exchange.gradients import (
     norm,
     with_gradients_to_exchange,
 )
-from tf_gradcomp.exchange.hooked import HookedExchange
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import (
     convert_restored,
@@ -34,15 +33,16 @@ from tf_gradcomp.exchange.setup import Method, Setup, announce, facts_to_agree
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
-from tf_gradcomp.groups.agreement import GradientAgreement
+from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS, GradientAgreement
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 
 
-class GradientExchange(HookedExchange, tf.Module):
+class GradientExchange(tf.Module):
     """The exchange of the gradients of given variables by a compressor, with its residuals.
 
     Both ways to compress use an exchange: `CompressedOptimizer` has its own, and
@@ -50,12 +50,15 @@ class GradientExchange(HookedExchange, tf.Module):
     checkpoint holds the sum of the residuals, and each of N replicas gets back 1/N of the sum.
 
     Attributes:
+        built: Whether the state exists.
+        setup: The parts of the built exchange.
         specs: The spec of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: The state that candidates keep for the whole job, by name.
         numbers: The places of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
+        plans_by: The caller of `plan_settings`, with its settings. It must be equal on all workers.
         take_step: The function that takes replicas through a step; `gradcomp advise` times it.
 
     Args:
@@ -64,6 +67,10 @@ class GradientExchange(HookedExchange, tf.Module):
         find_group: Returns the replicas when the exchange is built; by default the replicas
             of the strategy in scope.
     """
+
+    built = False
+    plans_by = "nobody"
+    setup: Setup
 
     def __init__(
         self,
@@ -137,6 +144,21 @@ class GradientExchange(HookedExchange, tf.Module):
     def group(self) -> Group:
         """Returns the replicas that the exchange was built for."""
         return self.setup.group
+
+    @property
+    def exchanges(self) -> int:
+        """Returns the number of exchanges so far, with the count of a restored checkpoint."""
+        if not self.built:
+            return 0
+        return int(self.group.local(self.step, 0).numpy())
+
+    def hook(self, kind: type[Hook]) -> Hook | None:
+        """Returns the method's hook of a kind; None without one, or if nothing is exchanged."""
+        return self._hooks.get(kind) if self.built else None
+
+    def replica(self, local_replica: int = 0) -> Replica:
+        """Returns one of the replicas of this process, with its state of all gradients."""
+        return Replica(self.setup, range(len(self.setup.specs)), local_replica)
 
     @property
     def residuals(self) -> list[tf.Variable]:
@@ -259,6 +281,38 @@ class GradientExchange(HookedExchange, tf.Module):
         replica = Replica(self.setup, self.numbers.of(variables))
         return take_residuals(replica, gradients, scale, inner)
 
+    def plan_settings(self) -> Any:
+        """Lets the method plan its settings again, if it can; called between two steps.
+
+        The process with the first replica makes a plan, and all replicas install it at once. All
+        workers must call it between the same two steps; otherwise it raises `WorkersDisagreeError`.
+        Returns the plan for the next step; None if another method is in use, or if there is one
+        replica.
+        """
+        hook = self.hook(Proposing)
+        if hook is None:
+            return None
+        group = self.group
+        group.processes.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
+        proposed = hook.no_change()
+        if group.processes.is_first:
+            first = self.replica()
+            of_first = [total.numpy() for total in first.state()[hook.state_name]]
+            job_state = first.job_state()
+            # Other workers wait for the proposal, so no worker can take part in creating a
+            # variable.
+            proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
+        proposed = group.processes.from_first(proposed)
+        for replica in map(self.replica, range(group.local_size)):
+            hook.install(proposed, replica.job_state(), replica.state()[hook.state_name])
+        self.saving.collect_again()
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> Any:
+        """Returns the plan for the next step; None if nothing is planned."""
+        hook = self.hook(Proposing)
+        return hook.in_force(self.replica().job_state()) if hook else None
+
     def traffic(self) -> Traffic:
         """Returns the traffic of this process's first replica since the program started."""
         paths = [spec.path for spec in self.specs]
@@ -274,8 +328,14 @@ class GradientExchange(HookedExchange, tf.Module):
         self._agreement.check(paths, gradients, self._progress)
         return numbers
 
-    def _after_change(self) -> None:
-        self.saving.collect_again()
+    def _progress(self) -> dict[str, Any]:
+        """Returns facts that must be equal on all workers when they begin to exchange or plan."""
+        proposing = self.hook(Proposing)
+        return {
+            "exchanges so far": self.exchanges,
+            **({proposing.caller_fact: self.plans_by} if proposing else {}),
+            **self._hooks.facts(self.replica().job_state()),
+        }
 
 
 def residual_norm(exchange: GradientExchange) -> float:

@@ -207,9 +207,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
                 "The model was created outside the scope of gc.MultiWorkerMirroredStrategy, so "
                 f"each of its {self.group.processes.size} workers would train the model alone; "
-                "create and compile the model inside `with strategy.scope():`. To train it alone on "
-                "purpose, create "
-                "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
+                "create and compile the model inside `with strategy.scope():`. To train it alone "
+                "on purpose, create it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
 
     def _compressed(self) -> CompressedAllReduce:
