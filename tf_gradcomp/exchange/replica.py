@@ -77,7 +77,7 @@ class Replica:
         """The residuals divided by this are in units of the gradients."""
         return 1.0 if self.setup.residual_scale is None else self.setup.residual_scale
 
-    def is_delayed(self, places: Sequence[int]) -> tf.Tensor:
+    def residuals_wait(self, places: Sequence[int]) -> tf.Tensor:
         """Returns whether the residuals of some gradients may be nonzero."""
         return tf.reduce_any(self.fact(self.setup.variables.facts.residual_waits, places))
 
@@ -92,7 +92,7 @@ class Replica:
         if not residuals:
             return list(gradients), []
         given = [gradients[place] for place in places]
-        wanted = tf.logical_and(self.is_delayed(places), all_finite(given))
+        wanted = tf.logical_and(self.residuals_wait(places), all_finite(given))
         values = [residual.read_value() for residual in residuals]
         scale, size = self.residual_scale / divisor, self.setup.group.size
         found, left = add_residuals(given, values, wanted, scale, size)
@@ -109,14 +109,14 @@ class Replica:
         left: Sequence[tf.Tensor],
     ) -> None:
         """Writes the new residuals after a step."""
-        delayed = self.setup.variables.facts.residual_waits
+        waits = self.setup.variables.facts.residual_waits
         if RESIDUAL not in self.setup.variables.state:
             return
         residuals, done = self.state(sparse)[RESIDUAL], list(sparse)
         if self.setup.residual_scale is None:
             done += dense  # the exchange has cleared their residuals
         elif dense:
-            self.set_fact(delayed, [True] * len(dense), dense)
+            self.set_fact(waits, [True] * len(dense), dense)
         if not done:
             return
 
@@ -125,9 +125,9 @@ class Replica:
                 residual.assign(rest)
             # Equal on all replicas, unless the residuals of a float16 table differ among them.
             still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
-            self.set_fact(delayed, [*still, *[False] * (len(done) - len(sparse))], done)
+            self.set_fact(waits, [*still, *[False] * (len(done) - len(sparse))], done)
 
-        tf.cond(tf.logical_and(self.is_delayed(done), finite), clear, lambda: None)
+        tf.cond(tf.logical_and(self.residuals_wait(done), finite), clear, lambda: None)
 
     def count(self, places: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
         """Counts the bytes of some gradients."""

@@ -44,7 +44,7 @@ class ReplicaStep:
     # None for the other gradients.
     touched: Sequence[tf.Tensor | None]
     # bool scalar, equal on all replicas: whether any residual may be nonzero.
-    delayed: tf.Tensor | bool = True
+    residuals_wait: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
     # bool [tensors], which gradients without second moments so far are not all zeros on this
     # replica; None without a preconditioner. The payload cannot tell: a gradient may be delayed for
@@ -62,7 +62,7 @@ class ReplicaStep:
         cls,
         inputs: ExchangeInputs,
         *,
-        delayed: tf.Tensor | bool = True,
+        residuals_wait: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
         not_begun: tf.Tensor | None = None,
     ) -> ReplicaStep:
@@ -81,7 +81,7 @@ class ReplicaStep:
         dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
         inputs = dataclasses.replace(inputs, gradients=dense)
         begins = None if not_begun is None else _begin(dense, not_begun)
-        return cls(inputs, touched, tf.convert_to_tensor(delayed), residual_scale, begins)
+        return cls(inputs, touched, tf.convert_to_tensor(residuals_wait), residual_scale, begins)
 
     def conversation(self, compressor: Compressor) -> Generator[Request, Any, MethodResult]:
         """Exchanges the gradients by a compressor, whose warm-up and phases are ignored."""
@@ -106,8 +106,10 @@ class ReplicaStep:
             for residual in inputs.residuals
         ]
         own = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
-        sums, _ = add_residuals(own, residuals, self.delayed, self.residual_scale, inputs.size)
-        finite = tf.cond(self.delayed, lambda: all_finite(sums), lambda: tf.constant(True))
+        sums, _ = add_residuals(
+            own, residuals, self.residuals_wait, self.residual_scale, inputs.size
+        )
+        finite = tf.cond(self.residuals_wait, lambda: all_finite(sums), lambda: tf.constant(True))
         inputs = dataclasses.replace(inputs, gradients=sums)
         return dataclasses.replace(self, inputs=inputs, overflows=tf.logical_not([finite]))
 
@@ -140,7 +142,7 @@ def _finish(
         # Also if the sum is too large, because it would be too large in all later steps.
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
-        tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
+        tf.cond(tf.logical_and(step.residuals_wait, gone), clear, lambda: None)
     votes = None if step.votes is None else next(parts)
     return MethodResult(exchanged, touched, is_delayed, begins, votes)
 

@@ -239,7 +239,7 @@ def _replica_step(
     )
     return ReplicaStep.of(
         inputs,
-        delayed=replica.is_delayed(places),
+        residuals_wait=replica.residuals_wait(places),
         residual_scale=replica.residual_scale,
         not_begun=not_yet,
     )
