@@ -192,8 +192,8 @@ PAPERS = (
                 "abstract has no figure.",
                 "40 times, level",
                 recalled=True,
-                ran="The digits network, Adam, 8 learners, 440 steps, `count_sketch` with a density "
-                f"of {DENSITY}, which sends about {TIMES} times fewer bytes.",
+                ran="The digits network, Adam, 8 learners, 440 steps, `count_sketch` with a "
+                f"density of {DENSITY}, which sends about {TIMES} times fewer bytes.",
                 runs={
                     "dense": run_of("digits", 8, "no_compression"),
                     "sketch": run_of("digits", 8, f"count_sketch(density={DENSITY})"),
