@@ -691,6 +691,35 @@ def test_on_save(tmp_path, monkeypatch):
         small_model().load_weights(tmp_path / path)
 
 
+def test_remember_attributes_to_skip(tmp_path, monkeypatch):
+    made, init = [], BaseOptimizer.__init__
+    original = inspect.unwrap(saving_lib.get_attr_skipset)
+    monkeypatch.setattr(saving_lib, "get_attr_skipset", original)
+    monkeypatch.setattr(
+        BaseOptimizer, "__init__", lambda *args, **kwargs: made.append(1) or init(*args, **kwargs)
+    )
+    strategy = mirrored(2)
+    scopes = []
+
+    def out_of_scope(make):
+        scopes.append(tf.distribute.has_strategy())
+        return make()
+
+    model = small_model()
+    made.clear()
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.save_weights(tmp_path / "m.weights.h5")
+    assert len(made) == 2, "Keras now remembers itself"
+    on_files.remember_attributes_to_skip(out_of_scope)
+    with strategy.scope():
+        model.save_weights(tmp_path / "m.weights.h5")
+    assert len(made) == 3
+    found = len(scopes)
+    model.save_weights(tmp_path / "m.weights.h5")
+    small_model().load_weights(tmp_path / "m.weights.h5")
+    assert len(scopes) == found
+
+
 def test_on_broken_file(tmp_path, monkeypatch):
     for name in ("load_model", "load_weights_only"):
         monkeypatch.setattr(saving_lib, name, getattr(saving_lib, name))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -187,6 +188,23 @@ def test_a_save_of_shards_removes_no_other_file(tmp_path):
         assert len(set(tmp_path.glob("m_*"))) == len(shards)
     assert all((value == 2).all() for value in values(copied))
     assert [other.read_bytes() for other in others] == content
+
+
+def test_shards_that_need_more_room_than_the_disk_has_are_not_begun(tmp_path, monkeypatch):
+    """HDF5 would end the process."""
+    model, path = filled(new_model(), 1), tmp_path / "m.weights.json"
+    model.save_weights(path, max_shard_size=SHARD)
+    content = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    size = sum(np.asarray(one).nbytes for one in [*model.variables, *model.optimizer.variables])
+    room = types.SimpleNamespace(free=size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: room)
+    filled(model, 2).save_weights(path, max_shard_size=SHARD)
+    after = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert after != content
+    room.free -= 1
+    with pytest.raises(OSError, match=f"No space left on device, where {size:,} bytes"):
+        filled(model, 3).save_weights(path, max_shard_size=SHARD)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == after
 
 
 def test_other_files_in_a_replaced_folder_stay(tmp_path):

@@ -80,6 +80,13 @@ def replacing_path(path: str) -> Iterator[str]:
                     os.replace(os.path.join(new, name), os.path.join(path, name))
 
 
+def check_room(folder: str, size: int) -> None:
+    """Raises OSError if the disk of a folder has less room than `size` bytes."""
+    if shutil.disk_usage(folder).free < size:
+        reason = f"{os.strerror(errno.ENOSPC)}, where {size:,} bytes are needed"
+        raise OSError(errno.ENOSPC, reason, folder)
+
+
 def move(files: Mapping[str, str]) -> None:
     """Moves complete files to their paths, one after another in order."""
     for source, to in files.items():

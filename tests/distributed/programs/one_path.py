@@ -76,7 +76,8 @@ def on_all():
         keras.callbacks.TensorBoard("logs"),
     ]
     fit(*callbacks)
-    model.save("m.keras")
+    with setup.strategy.scope():
+        model.save("m.keras")
     seen = {"m.keras": held("m.keras"), "1.keras": held("1.keras"), "sums": sums()}
     seen["batch.weights.h5"] = held("batch.weights.h5")
     with open("log.csv") as file:

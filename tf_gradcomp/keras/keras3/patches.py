@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.keras.common import files, losses, same_data
 from tf_gradcomp.keras.common.hooks import (
     on_epochs,
@@ -181,6 +182,12 @@ FILES = (
         "Workers overwrite each other's file, and a kill leaves half a file.",
         "test_on_save",
         lambda: on_files.on_save(files.save, files.leaves_out_optimizer),
+    ),
+    Patch(
+        (f"{_SAVING}.get_attr_skipset",),
+        "Each save leaks 70 kB, and creates variables in the scope of a strategy.",
+        "test_remember_attributes_to_skip",
+        lambda: on_files.remember_attributes_to_skip(out_of_scope),
     ),
     Patch(
         (f"{_SAVING}.load_model", f"{_SAVING}.load_weights_only"),

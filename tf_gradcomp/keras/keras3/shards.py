@@ -12,11 +12,13 @@ from typing import Any
 
 import h5py
 
-from tf_gradcomp.whole_files import move, temporary_folder
+from tf_gradcomp.whole_files import check_room, move, temporary_folder
 
 
-def replace_shards(path: str, write: Callable[[str], Any]) -> None:
-    """Writes weights by `write(path)` into a temporary folder, and moves their files to a path.
+def replace_shards(path: str, size: int, write: Callable[[str], Any]) -> None:
+    """Writes weights by `write(path)` into a temporary folder, and moves the files to a path.
+
+    Raises OSError if the disk has less room than `size` bytes: HDF5 would end the process.
 
     A JSON file lists the files with weights. New files get unused names, and the new list replaces
     the old list last. Then the files of the old list are removed. Keras opens the first file even
@@ -28,6 +30,7 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
     names = (listed.with_name(f"{base}_{n:05}.weights.h5") for n in itertools.count())
     free = (name for name in names if not os.path.lexists(name))
     with temporary_folder(path) as temporary:
+        check_room(temporary, size)
         write(os.path.join(temporary, os.path.basename(path)))
         new = {shard: next(free) for shard in sorted(Path(temporary).glob("*.weights.h5"))}
         content = (new_list := Path(temporary, listed.name)).read_text()

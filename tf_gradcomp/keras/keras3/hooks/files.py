@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import h5py
 import keras
+import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.saving import saving_lib as _saving_lib
 from keras.src.utils import file_utils as _file_utils
@@ -82,6 +84,9 @@ def _on_save_weights(save: _Save) -> None:
             with replacing(path) as file:
                 file.write(buffer.getbuffer())
 
+        def shards() -> None:
+            replace_shards(path, _bytes_of(model), write_to)
+
         path = str(filepath)
         as_usual = functools.partial(write_to, filepath)
         if _file_utils.is_remote_path(path):
@@ -89,9 +94,19 @@ def _on_save_weights(save: _Save) -> None:
         elif max_shard_size is None:
             save(model, path, one_file, as_usual)
         else:
-            save(model, path, functools.partial(replace_shards, path, write_to), as_usual)
+            save(model, path, shards, as_usual)
 
     replace(_saving_lib, "save_weights_only", save_weights)
+
+
+def _bytes_of(model: keras.Model) -> int:
+    """Returns the bytes of a model's variables, without the residuals of its optimizer."""
+    optimizer = getattr(model, "optimizer", None)
+    of_optimizer = optimizer.variables if optimizer else []
+    return sum(
+        math.prod(one.shape) * tf.as_dtype(one.dtype).size
+        for one in [*model.variables, *of_optimizer]
+    )
 
 
 def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
@@ -121,6 +136,22 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
             save(model, path, write, as_usual)
 
     replace(_legacy_h5, "save_model_to_hdf5", save_model)
+
+
+def remember_attributes_to_skip(out_of_scope: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has Keras determine only once which attributes of a class hold no state.
+
+    Keras 3.15 stores the result under one name and looks it up under another. So each save and load
+    creates an object of each class again, among them an optimizer with variables, and frees only
+    part of the memory. In the scope of a strategy, all workers would have to create these variables
+    together, but only the chief writes. `out_of_scope(make)` calls `make` outside every scope.
+    """
+
+    @functools.cache
+    def remembered(original: Any, obj_type: str) -> Any:
+        return out_of_scope(lambda: original(obj_type))
+
+    replace(_saving_lib, "get_attr_skipset", remembered)
 
 
 def on_broken_file(describe: Callable[[str], str]) -> None:
