@@ -8,6 +8,7 @@ equal what the data gave in all epochs so far, also after a restart. FOLDER gets
 
 from __future__ import annotations
 
+import gc as garbage
 import json
 import os
 import sys
@@ -60,11 +61,14 @@ def train(folder: Path, task: int) -> None:
             if not self.began:  # Keras may have restored a backup just before
                 self.began = True
                 self.compare(epoch)
+                garbage.freeze()  # what there is by now stays, and need not be looked at again
                 if task == 0:
                     note(folder, resumed=epoch)
 
         def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
             self.compare(epoch + 1)
+            garbage.collect()  # Python itself would do so once in hundreds of epochs
+            note(folder, worker=task, collectives=strategy.progress.position().events // 2)
             if task == 0:
                 note(folder, saved=epoch + 1)
             stop = np.array([(folder / STOP).exists()], np.float64)

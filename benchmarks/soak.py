@@ -5,8 +5,9 @@
 
 The workers check after each epoch, and where they resume, that applied plus unsent gradients equal
 what was given (`conserved.py`). This program checks that each restart resumes from the last save,
-that no process is left, and that memory does not grow. It prints what it found as a table, and ends
-with exit code 1 if anything was wrong.
+that no process is left, and that memory does not grow, apart from the records that TensorFlow keeps
+of all collectives. It prints what it found as a table, and ends with exit code 1 if anything was
+wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PROGRAM = Path(conserved.__file__)
 _TURN = 0.1  # seconds between two looks at the job
 _RUN = 180.0  # seconds that a run may take to start, to save and to end
 _WARM_UP, _SHORTEST = 30.0, 60.0  # seconds of a process: before it is judged, and judged at least
+_LAUNCHER = "gradcomp run"
 _NEGLIGIBLE = 0.01  # growth, as a share of the memory
+RECORD = 1432  # bytes that TensorFlow 2.21 keeps of each collective: see docs/memory.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +56,23 @@ class Samples:
     """The memory of a process over time.
 
     Attributes:
-        kind: The kind of the process.
+        kind: The process's part in the job, such as `worker 0`.
         times: When samples were taken, in seconds.
         megabytes: The anonymous memory that was resident then.
+        records: The part of it that is TensorFlow's records of collectives, in megabytes.
     """
 
     kind: str
     times: list[float] = dataclasses.field(default_factory=list)
     megabytes: list[float] = dataclasses.field(default_factory=list)
+    records: list[float] = dataclasses.field(default_factory=list)
 
     def part(self, since: float) -> Samples:
         """Returns the samples after a time and after the process has warmed up."""
         since = max(since, self.times[0] + _WARM_UP)
         kept = [i for i, moment in enumerate(self.times) if moment >= since]
-        of_kept = ([values[i] for i in kept] for values in (self.times, self.megabytes))
+        of_each = (self.times, self.megabytes, self.records)
+        of_kept = ([values[i] for i in kept] for values in of_each)
         return Samples(self.kind, *of_kept)
 
     @property
@@ -77,16 +83,18 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """The growth of the memory of all processes of a kind, by least squares.
+    """The growth of the memory of all processes with one part in the job, by least squares.
 
     Attributes:
         megabytes: The mean.
-        per_hour: The slope; each process has a mean of its own.
-        error: The standard error of the slope.
+        records: The growth of TensorFlow's records of collectives, in megabytes per hour.
+        per_hour: The slope of the rest; each process has a mean of its own.
+        error: The standard error of this slope.
         seconds: The longest time for which one process was watched.
     """
 
     megabytes: float
+    records: float
     per_hour: float
     error: float
     seconds: float
@@ -125,6 +133,7 @@ class Log:
     Attributes:
         lines: All of them.
         pids: The process of each worker in the latest run.
+        collectives: The number of collectives of each of these processes.
         saved: Whether the latest run has saved.
         problem: Whether a worker has found that something was lost.
     """
@@ -134,6 +143,7 @@ class Log:
         self._read = 0
         self.lines: list[dict[str, Any]] = []
         self.pids: dict[int, int] = {}
+        self.collectives: dict[int, int] = {}
         self.saved = self.problem = False
 
     def read(self) -> None:
@@ -155,6 +165,8 @@ class Log:
         if "pid" in line:
             self.pids[line["worker"]] = line["pid"]
             self.saved = False
+        if "collectives" in line and line["worker"] in self.pids:
+            self.collectives[self.pids[line["worker"]]] = line["collectives"]
         self.saved = self.saved or "saved" in line
 
 
@@ -223,7 +235,7 @@ def soak(
 def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
     """Kills workers and takes samples until the job has ended, or should have."""
     log, killer = Log(folder), Killer(plan)
-    samples: dict[int, Samples] = {job.pid: Samples("gradcomp run")}
+    samples: dict[int, Samples] = {job.pid: Samples(_LAUNCHER)}
     started = time.monotonic()
     length = 60 * plan.minutes
     limit = length + _RUN * (plan.kills + 1)
@@ -237,9 +249,9 @@ def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
         killer.look(seconds, log)
         if seconds >= taken + 1:
             taken = seconds
-            for pid in log.pids.values():
-                samples.setdefault(pid, Samples("worker"))
-            _sample(samples, seconds)
+            for worker, pid in log.pids.items():
+                samples.setdefault(pid, Samples(f"worker {worker}"))
+            _sample(samples, seconds, log.collectives)
         time.sleep(_TURN)
     log.read()
     found = Found(kills=killer.killed, slopes=slopes(samples.values(), length / 2))
@@ -295,34 +307,49 @@ def slopes(samples: Iterator[Samples] | Sequence[Samples], since: float) -> dict
 
 
 def _slope(parts: Sequence[Samples]) -> Slope:
-    times, values, count = [], [], 0
-    for part in parts:
-        middle, mean = statistics.mean(part.times), statistics.mean(part.megabytes)
-        times += [moment - middle for moment in part.times]
-        values += [value - mean for value in part.megabytes]
-        count += 1
-    spread = sum(moment**2 for moment in times)
+    times = [t for part in parts for t in _around_mean(part.times)]
+    records = [r for part in parts for r in _around_mean(part.records)]
+    values = [v for part in parts for v in _around_mean(part.megabytes)]
+    spread = sum(t**2 for t in times)
+    of_records = sum(t * r for t, r in zip(times, records, strict=True)) / spread
+    values = [v - r for v, r in zip(values, records, strict=True)]
     slope = sum(t * v for t, v in zip(times, values, strict=True)) / spread
     rest = sum((v - slope * t) ** 2 for t, v in zip(times, values, strict=True))
-    error = (rest / (len(times) - count - 1) / spread) ** 0.5
+    error = (rest / (len(times) - len(parts) - 1) / spread) ** 0.5
     return Slope(
         statistics.mean(value for part in parts for value in part.megabytes),
+        3600 * of_records,
         3600 * slope,
         3600 * error,
         max(part.seconds for part in parts),
     )
 
 
-def _sample(samples: Mapping[int, Samples], seconds: float) -> None:
+def _around_mean(values: Sequence[float]) -> list[float]:
+    mean = statistics.mean(values)
+    return [value - mean for value in values]
+
+
+def _sample(samples: Mapping[int, Samples], seconds: float, collectives: Mapping[int, int]) -> None:
     for pid, of_process in samples.items():
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:  # it has ended
+        is_worker = of_process.kind != _LAUNCHER
+        if is_worker and pid not in collectives:  # it has not ended an epoch
             continue
-        sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
-        if sizes:  # none of a process that has just ended
+        size = anonymous_kilobytes(pid)
+        if size is not None:
             of_process.times.append(seconds)
-            of_process.megabytes.append(int(sizes[0]) / 1024)
+            of_process.megabytes.append(size / 1024)
+            of_process.records.append(collectives.get(pid, 0) * RECORD / 2**20)
+
+
+def anonymous_kilobytes(pid: int | str) -> int | None:
+    """Returns the anonymous memory of a process that is resident; None if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+    return int(sizes[0]) if sizes else None  # a process that has just ended has no size
 
 
 def _is_running(pid: int) -> bool:
@@ -342,10 +369,11 @@ def markdown(plan: Plan, found: Found) -> str:
         "epochs, steps": f"{found.epochs:,}, {found.epochs * conserved.STEPS:,}",
         "checks that nothing was lost": f"{found.checks:,}",
     }
-    for kind in ("worker", "gradcomp run"):
+    for kind in (_LAUNCHER, *(f"worker {number}" for number in range(plan.workers))):
         slope = found.slopes.get(kind)
         rows[f"memory of {kind}"] = (
             f"{slope.megabytes:.0f} MB, {slope.per_hour:+.1f} ± {2 * slope.error:.1f} MB per hour"
+            f" besides {slope.records:.1f} of TensorFlow's records"
             if slope
             else "not judged: no process lived long enough"
         )

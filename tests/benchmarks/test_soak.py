@@ -8,7 +8,7 @@ import pytest
 import soak
 
 from tests.benchmarks.conftest import BENCHMARKS
-from tests.workers import ONE_THREAD, PYTHON, run_workers, server
+from tests.workers import ONE_THREAD, PYTHON, result, run_workers, server
 
 GRADCOMP = [*PYTHON, str(Path(sys.executable).with_name("gradcomp"))]
 
@@ -44,6 +44,35 @@ def test_a_lost_gradient_is_seen(tmp_path):
     assert log.problem
 
 
+GATHERS = """
+import ctypes
+import tf_gradcomp as gc
+from tests.ranks import report
+
+NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks used fordblks keepcost".split()
+
+class Allocated(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES]
+
+allocated = ctypes.CDLL(None).mallinfo2
+allocated.restype = Allocated
+strategy = gc.MultiWorkerMirroredStrategy(stall_after=0)
+
+def used_after(gathers):
+    for _ in range(gathers):
+        strategy.group.largest([1.0])
+    return allocated().used
+
+before = used_after(100)
+report((used_after(400) - before) / 400)
+"""
+
+
+def test_tensorflow_keeps_a_record_of_each_collective():
+    for worker in run_workers(GATHERS):
+        assert result(worker) == pytest.approx(soak.RECORD, rel=0.2)  # besides a growing table
+
+
 def test_a_resume_before_the_last_save_is_seen():
     found = soak.Found(kills=1)
     lines = [{"resumed": 0}, {"saved": 1}, {"saved": 2}, {"resumed": 1}, {"saved": 2}]
@@ -52,9 +81,12 @@ def test_a_resume_before_the_last_save_is_seen():
     assert (found.epochs, found.checks) == (2, 5)
 
 
-def of_process(start, seconds, megabytes):
+def of_process(start, seconds, megabytes, records=0.5):
+    """Returns samples of each second; TensorFlow's records grow by some megabytes per second."""
     times = [start + second for second in range(seconds)]
-    return soak.Samples("worker", times, [megabytes(second) for second in range(seconds)])
+    of_records = [records * second for second in range(seconds)]
+    grown = [megabytes(second) + of_record for second, of_record in enumerate(of_records)]
+    return soak.Samples("worker 1", times, grown, of_records)
 
 
 @pytest.mark.parametrize(("per_second", "is_flat"), [(0.0, True), (0.02, False), (0.5, False)])
@@ -64,15 +96,16 @@ def test_growing_memory_is_distinguished_from_noise(per_second, is_flat):
         of_process(start, 300, lambda s: 200 + min(s, 30) + per_second * s + chance.gauss(0, 0.1))
         for start in (0, 310, 650)
     ]
-    slope = soak.slopes(samples, since=0.0)["worker"]
+    slope = soak.slopes(samples, since=0.0)["worker 1"]
     assert slope.is_flat == is_flat
     assert slope.per_hour / 3600 == pytest.approx(per_second, abs=0.001)
-    assert slope.megabytes == pytest.approx(230 + 165 * per_second, abs=0.5)
+    assert slope.megabytes == pytest.approx(230 + 165 * (0.5 + per_second), abs=0.5)
+    assert slope.records == pytest.approx(0.5 * 3600)
 
 
 def test_processes_that_do_not_live_long_are_not_judged():
     assert soak.slopes([of_process(0, 60, lambda second: second)], since=0.0) == {}
-    assert soak.slopes([soak.Samples("worker")], since=0.0) == {}
+    assert soak.slopes([soak.Samples("worker 1")], since=0.0) == {}
 
 
 @pytest.mark.parametrize("saves", [False, True])
