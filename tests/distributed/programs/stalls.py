@@ -1,4 +1,7 @@
-"""Trains in several ways; in each, worker 1 is late once, until the test has read of it."""
+"""Trains in several ways: FOLDER REPLICAS WAY...
+
+In each, worker 1 is late once, until the test has read of it. Each worker has REPLICAS replicas.
+"""
 
 import sys
 import time
@@ -9,8 +12,11 @@ import tensorflow as tf
 from common import Setup, dense_model, digits, say
 
 from tests.ranks import RANK, report
+from tf_gradcomp import tf_private
 
-FOLDER = Path(sys.argv[1])
+FOLDER, REPLICAS, WAYS = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+if REPLICAS > 1:
+    tf_private.use_logical_cpus(REPLICAS)
 setup = Setup("optimizer", "top_k(density=0.1)")
 strategy = setup.strategy
 
@@ -48,10 +54,14 @@ def loop():
         total()
 
 
-be_late("start")
-fit("fit")
-fit("executions", steps_per_execution=2)
-fit("dense", lambda optimizer: optimizer)
-fit("rounds", lambda optimizer: setup.wrap(optimizer, local_steps=2))
-loop()
+TRAIN = {
+    "start": lambda: be_late("start"),
+    "fit": lambda: fit("fit"),
+    "executions": lambda: fit("executions", steps_per_execution=2),
+    "dense": lambda: fit("dense", lambda optimizer: optimizer),
+    "rounds": lambda: fit("rounds", lambda optimizer: setup.wrap(optimizer, local_steps=2)),
+    "loop": loop,
+}
+for way in WAYS:
+    TRAIN[way]()
 report(strategy.progress.position())
