@@ -325,6 +325,7 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
         ("inside", 'does nothing under Keras 3.*group="horovod". alone'),
         ("outside", 'does nothing under Keras 3.*group="horovod". alone'),
         ("compression", "FP16Compressor"),
+        ("gossip", "Horovod's ranks cannot take them.*use gc.MultiWorkerMirroredStrategy"),
         ("strategy", "either by Horovod or by a strategy"),
         ("xla", "jit_compile=False"),
         ("elastic", "Elastic Horovod is not supported.*restart it from a checkpoint"),

@@ -194,6 +194,7 @@ def refused():
     note("inside", lambda: compressed(stock.DistributedOptimizer(keras.optimizers.SGD(0.1))))
     note("outside", lambda: stock.DistributedOptimizer(compressed(keras.optimizers.SGD(0.1))))
     note("compression", lambda: compressed("sgd", stock.Compression.fp16))
+    note("gossip", lambda: compressed("sgd", local_steps=gc.Gossip()))
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         note("strategy", lambda: compressed("sgd"))
     note("xla", jit)
