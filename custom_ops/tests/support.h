@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "../kernels/adacomp_decoder.h"
@@ -31,10 +33,14 @@ inline ParallelFor Threads(int64_t threads) {
   };
 }
 
-inline std::vector<float> Normal(int64_t size, float deviation, uint32_t seed) {
+// Drawn once for all calls: under the sanitizers, drawing takes longer than the tested kernels.
+inline const std::vector<float>& Normal(int64_t size, float deviation, uint32_t seed) {
+  static std::map<std::tuple<int64_t, float, uint32_t>, std::vector<float>> drawn;
+  std::vector<float>& values = drawn[{size, deviation, seed}];
+  if (!values.empty()) return values;
   std::mt19937 engine(seed);
   std::normal_distribution<float> normal(0, deviation);
-  std::vector<float> values(size);
+  values.resize(size);
   for (float& value : values) value = normal(engine);
   return values;
 }
