@@ -21,24 +21,29 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # function, which takes a tenth of the time of such small programs.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-import keras
 import pytest
-import tensorflow as tf
+
+from tests import workers
 
 REPOSITORY = Path(__file__).parents[1]
 TURNS = Path(tempfile.gettempdir(), f"gradcomp-tests-{os.getuid()}.lock")
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
-)
 
+def load_tensorflow():
+    import keras  # noqa: F401
+    import tensorflow as tf
 
-gc.freeze()  # otherwise each collection would scan all of TensorFlow
-gc.set_threshold(100_000)  # as in tests/preloaded.py
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+    )
+    gc.freeze()  # otherwise each collection would scan all of TensorFlow
+    gc.set_threshold(100_000)  # as in tests/preloaded.py
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
+    import keras
+
     keras.utils.set_random_seed(7)
 
 
@@ -131,7 +136,12 @@ class Progress:
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # in the process that reports for pytest-xdist
+    runs_tests = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
+    if runs_tests:
+        load_tensorflow()
+    else:  # the processes of pytest-xdist that run tests share the servers of this one
+        workers.start_servers()
+    if not hasattr(config, "workerinput"):  # in the process that reports
         config.pluginmanager.register(Progress(config))
 
 

@@ -257,9 +257,22 @@ class Job:
         return WorkerResult(index, end.returncode, stdout, stderr, end.seconds, reported)
 
 
+def start_servers() -> None:
+    """Starts all servers, for this process and for those that it starts."""
+    for number in range(_SERVERS):
+        server(number)
+
+
 @functools.cache
 def server(number: int) -> str:
     """Returns the `PRELOADED` of `PYTHON`; starts the server once, which ends with this process."""
+    variable = f"PRELOADED_BY_{number}"
+    if variable not in os.environ:
+        os.environ[variable] = _start_server(number)
+    return os.environ[variable]
+
+
+def _start_server(number: int) -> str:
     name = f"{os.getpid()}-{number}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(preloaded.address(name))
