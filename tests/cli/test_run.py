@@ -140,12 +140,14 @@ def test_output_of_the_chief_alone(program):
     path = program("""
         print("out", index)
         print("cause", index, file=sys.stderr)
+        print("I0000 00:00:1.5 7 port.cc:153] noise", file=sys.stderr)
         sys.exit(index)
     """)
     done = gradcomp("run", "-n", "2", "--output", "chief", path)
     assert done.stdout == "[worker 0] out 0\n"
     # The last lines of the failed worker are shown nevertheless.
     assert "[worker 1] cause 1\n" in done.stderr
+    assert "noise" not in done.stderr
     assert "out 1" not in done.stdout + done.stderr
 
 

@@ -129,7 +129,8 @@ def report_end(result: JobResult, *, shown_tails: bool) -> None:
     """Prints which worker failed first, with its last lines unless they have been shown."""
     first = result.first_failure
     if first is not None and first.index != 0 and not shown_tails:
-        for line in first.stderr_tail[-_TAIL_LINES:]:
+        tail = [line for line in first.stderr_tail if not quiet.is_noise(line)]
+        for line in tail[-_TAIL_LINES:]:
             echo(f"[worker {first.index}] {line}", err=True)
     for line in result.summary():
         click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)

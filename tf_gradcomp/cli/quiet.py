@@ -35,6 +35,11 @@ def wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
     return not verbose and env.get(LEVEL) != "0"
 
 
+def is_noise(line: str) -> bool:
+    """Returns whether a line is of TensorFlow's start-up, and no user needs it."""
+    return bool(_NOISE.match(line))
+
+
 @dataclass
 class _Block:
     """A traceback of one worker, and the following lines."""
@@ -65,7 +70,7 @@ class Quiet:
 
     def shows(self, worker: int, line: str) -> bool:
         """Takes a line; returns whether to show it now."""
-        if _NOISE.match(line):
+        if is_noise(line):
             return False
         if worker in self._held:
             self._held[worker].add(line)

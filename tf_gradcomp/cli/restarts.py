@@ -146,8 +146,8 @@ class Restarts:
         if len(self._used) < least:
             _print_notice(f"no restart: {count} could start, and the job needs {least}.")
             return False
-        changed = list(before) != self._used
-        where = f", with {count}, in slots {', '.join(map(str, self._used))}" if changed else ""
+        slots = f"slot{'s' if len(self._used) > 1 else ''} {', '.join(map(str, self._used))}"
+        where = f", with {count}, in {slots}" if list(before) != self._used else ""
         _print_notice(f"restart {len(self._runs)} of {self._most}{where}{nothing}.")
         return True
 
