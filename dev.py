@@ -16,7 +16,7 @@
     python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
 
 Needs only Python and a C++ compiler, because this program uses only the standard library. The
-environment is a folder beside this file (`.venv`), which is rebuilt only after a change.
+environment is a folder next to this file (`.venv`), which is rebuilt only after a change.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def simulation_task(
 @common.horovod_option
 @click.option("--epochs", default=20)
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
-@click.option("--batch-size", default=32, help="Sequences of a batch, of all workers together.")
+@click.option("--batch-size", default=32, help="Sequences of a batch over all workers.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
 @click.option("--seed", default=0, help="Seed of the weights and the order of the sequences.")

@@ -58,7 +58,7 @@ history_option = click.option(
     "--history",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write what was measured to this file, as JSON.",
+    help="Write the measurements to this file, as JSON.",
 )
 
 
@@ -159,7 +159,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of all programs; the monitor is first, so that others see its logs."""
+    """Returns the callbacks of every program: the monitor first, so that others see its logs."""
     callbacks = [
         gc.callbacks.CompressionMonitor(),
         gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods

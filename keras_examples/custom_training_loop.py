@@ -70,8 +70,8 @@ class Trainer:
         images, labels = batch
         with tf.GradientTape() as tape:
             logits = self.model(images, training=True)
-            # The batch of all workers, not this worker's part, because gradients and losses are
-            # summed.
+            # Divides by the global batch size, not this worker's share, because gradients and
+            # losses are summed.
             loss = tf.reduce_sum(self.loss(labels, logits)) / self.batch_size
         variables = self.model.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
@@ -151,7 +151,7 @@ def train(
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @click.option("--epochs", default=30)
-@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
+@click.option("--batch-size", default=64, help="Rows of a batch over all workers.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
 @click.option(
@@ -160,7 +160,7 @@ def train(
 @click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
 @common.history_option
 def main(**settings: Any) -> None:
-    """Train a convolutional network on images, with a training loop of one's own."""
+    """Train a convolutional network on images, in a custom training loop."""
     train(**settings)
 
 

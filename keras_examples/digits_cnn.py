@@ -167,7 +167,7 @@ def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callb
 @common.horovod_option
 @click.option("--epochs", default=30)
 @click.option("--steps-per-epoch", type=int, help="By default, as many as see each image once.")
-@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
+@click.option("--batch-size", default=64, help="Rows of a batch over all workers.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
 @click.option(

@@ -37,7 +37,7 @@ def build_model() -> keras.Model:
 @click.option("--compressor", default="adacomp", metavar="adacomp|no_compression|...")
 @click.option("--horovod", is_flag=True, help="Exchange gradients by Horovod.")
 @click.option("--epochs", default=10)
-@click.option("--batch-size", default=64, help="Of all workers together.")
+@click.option("--batch-size", default=64, help="Rows of a batch over all workers.")
 def main(compressor: str, horovod: bool, epochs: int, batch_size: int) -> None:
     """Train a small network on images of digits."""
     group, rank, size = None, 0, 1

@@ -126,11 +126,11 @@ def draw(path: Path, seen: Errors, before: np.ndarray, after: np.ndarray) -> Non
 @click.option(
     "--pattern", type=click.Choice(["all_reduce", "parameter_server"]), default="all_reduce"
 )
-@click.option("--density", default=0.01, help="Which part of the entries of a layer is sent.")
+@click.option("--density", default=0.01, help="The share of a layer's entries that is sent.")
 @click.option("--dense-steps", default=44)
 @click.option("--training-steps", default=150)
 @click.option("--epochs", default=20)
-@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
+@click.option("--batch-size", default=64, help="Rows of a batch over all workers.")
 @click.option(
     "--seed", default=0, help="Seed of the split, the weights and the order of the images."
 )

@@ -1,4 +1,4 @@
-"""Workers that train on weights of their own, and exchange once in 16 steps.
+"""Workers train separate copies of the weights and exchange them every 16 steps.
 
 gradcomp run -n 2 local_steps.py     # two workers on this machine
 gradcomp simulate local_steps.py -n 4 -c no_compression --local-steps 0 --local-steps 16

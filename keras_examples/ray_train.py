@@ -2,7 +2,7 @@
 
 pip install "tf-gradcomp[ray]"
 python ray_train.py
-python ray_train.py --workers 4 --epochs 20     # goes on, with four workers
+python ray_train.py --workers 4 --epochs 20     # resumes with four workers
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.train.tensorflow import TensorflowTrainer
 
 import tf_gradcomp as gc
 
-BATCH, STEPS = 64, 64  # rows of all workers together, steps of an epoch
+BATCH, STEPS = 64, 64  # rows of a batch over all workers, steps per epoch
 FILE = "model.keras"
 
 
@@ -49,13 +49,13 @@ class Report(keras.callbacks.Callback):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if gc.is_chief(self.model.distribute_strategy):
-                self.model.save(Path(folder, FILE))  # with the residuals of all workers
+                self.model.save(Path(folder, FILE))  # includes the residuals of all workers
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
             ray.train.report({"epoch": epoch, **(logs or {})}, checkpoint=checkpoint)
 
 
 def train(config: dict[str, Any]) -> None:
-    """Trains on one worker, for which Ray has set TF_CONFIG."""
+    """Trains on one worker, whose TF_CONFIG Ray has set."""
     strategy = gc.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(0)
     checkpoint = ray.train.get_checkpoint()
@@ -81,7 +81,7 @@ def trainer(storage: str, workers: int, epochs: int, failures: int = 10) -> Tens
         train_loop_config={"epochs": epochs},
         scaling_config=ray.train.ScalingConfig(num_workers=workers),
         run_config=ray.train.RunConfig(
-            name="train",  # a run with the name of an earlier one goes on
+            name="train",  # a run with an earlier run's name resumes it
             storage_path=str(Path(storage).absolute()),  # which all workers see
             failure_config=ray.train.FailureConfig(max_failures=failures),
         ),
@@ -90,7 +90,7 @@ def trainer(storage: str, workers: int, epochs: int, failures: int = 10) -> Tens
 
 @click.command(context_settings={"show_default": True})
 @click.option("--workers", default=2)
-@click.option("--epochs", default=10, help="Of all runs together.")
+@click.option("--epochs", default=10, help="Epochs in total, over all runs.")
 @click.option("--storage", default="ray_results", help="Folder for checkpoints.")
 def main(workers: int, epochs: int, storage: str) -> None:
     """Train by Ray."""

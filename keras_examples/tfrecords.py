@@ -3,8 +3,8 @@
     python tfrecords.py write data                # handwritten digits, as four files
     gradcomp run -n 2 tfrecords.py train data
 
-The files have unequal lengths. The program therefore repeats the data and sets the number of steps
-per epoch, so that no worker runs out of data while the others wait for it.
+The files have unequal lengths. The program therefore repeats the data and sets the steps per epoch.
+No worker then runs out of data while the others wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 
-BATCH_SIZE = 64  # of all workers together
+BATCH_SIZE = 64  # over all workers
 FEATURES = {
     "image": tf.io.FixedLenFeature([64], tf.float32),
     "label": tf.io.FixedLenFeature([1], tf.int64),

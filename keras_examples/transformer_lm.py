@@ -4,8 +4,8 @@
     gradcomp run -n 4 transformer_lm.py --compressor adacomp
     gradcomp run -n 2 transformer_lm.py --dataset my_text.txt
 
-It trains in the usual way for such models: AdamW, a linear warm-up, a cosine to zero, and clipping.
-The text comes with Python itself, or from your own file. The batch size is the global one, over all
+Training uses the usual recipe: AdamW, a linear warm-up, a cosine decay to zero, and clipping. The
+text comes with Python itself, or from your own file. The batch size is the global one, over all
 workers.
 """
 
@@ -143,7 +143,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
 @common.local_steps_option
 @click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
-@click.option("--batch-size", default=32, help="Sequences of a batch, of all workers together.")
+@click.option("--batch-size", default=32, help="Sequences of a batch over all workers.")
 @click.option("--learning-rate", default=LEARNING_RATE, help="The highest learning rate.")
 @click.option("--seed", default=0, help="Seed of the weights and the order of the sequences.")
 @click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")

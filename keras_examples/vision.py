@@ -1,6 +1,6 @@
 """A vision model of `keras.applications`, trained from scratch on one worker or on many.
 
-    gradcomp run -n 2 vision.py --images FOLDER                      # with images of yours
+    gradcomp run -n 2 vision.py --images FOLDER                      # with your images
     gradcomp run -n 2 vision.py --images FOLDER --model ResNet50 --image-size 224
     gradcomp run -n 2 vision.py                                      # with enlarged digits
     horovodrun -np 2 python vision.py --horovod
@@ -151,7 +151,7 @@ def train(
 @common.horovod_option
 @click.option("--epochs", default=10)
 @click.option("--steps-per-epoch", type=int, help="By default, as many as see each image once.")
-@click.option("--batch-size", default=32, help="Images of a batch, of all workers together.")
+@click.option("--batch-size", default=32, help="Images of a batch over all workers.")
 @click.option("--learning-rate", default=1e-3)
 @click.option("--seed", default=0, help="Seed of the split, the weights and the order of images.")
 @common.history_option

@@ -43,13 +43,13 @@ JOB = """
     dense, own = trained("no_compression"), trained("adacomp")
     path = os.path.join(tempfile.mkdtemp(), "own.weights.h5")
     own.save_weights(path)
-    goes_on = trained("adacomp", path, COMPRESSOR="no_compression")
-    goes_on_dense = trained("no_compression", path)
+    resumed = trained("adacomp", path, COMPRESSOR="no_compression")
+    resumed_dense = trained("no_compression", path)
     equal = lambda a, b: all(map(np.array_equal, a.get_weights(), b.get_weights()))
     report = {
         "as dense": equal(replaced, dense),
         "as adacomp": equal(replaced, own),
-        "goes on as dense": equal(goes_on, goes_on_dense),
+        "resumed as dense": equal(resumed, resumed_dense),
         "method": replaced.optimizer.compressor.name,
         "saved": replaced.optimizer.get_config()["compressor"]["name"],
     }
@@ -72,7 +72,7 @@ def test_the_job_equals_a_job_with_the_other_method():
         assert report == {
             "as dense": True,
             "as adacomp": False,
-            "goes on as dense": True,
+            "resumed as dense": True,
             "method": "no_compression",
             "saved": "adacomp",
         }

@@ -1,4 +1,4 @@
-"""`gradcomp run --min-workers`: jobs that lose a worker for long go on with the others."""
+"""`gradcomp run --min-workers`: jobs that lose a worker for long continue with the others."""
 
 import json
 
@@ -116,7 +116,7 @@ def test_a_worker_that_dies_at_once_is_left_out_until_the_others_have_saved(prog
         (4, 1),
         (0, None),
     ]
-    # The others are numbered anew, and keep their GPUs.
+    # The others get new numbers and keep their GPUs.
     assert {"[worker 0] 0 2 1", "[worker 1] 1 2 2"} <= {*said(done)}
     assert "gradcomp: slot 0 is left out until the other workers have saved" in done.stderr
     nothing = ", from zero: nothing has been saved.\n"

@@ -6,21 +6,21 @@ from tests.workers import run_workers
 
 PROGRAM = """
 import os, sys
-*_, door = sys.argv
+*_, way = sys.argv
 if "itself" not in sys.argv:  # programs of other tests are gone at once: see tests/preloaded.py
     python = os.environ["PRELOADED_PYTHON"]
-    os.execv(python, [python, __file__, "itself", door])
+    os.execv(python, [python, __file__, "itself", way])
 
 import keras, numpy as np, tf_gradcomp as gc
 
-compressor = "top_k" if door == "strategy" else None
+compressor = "top_k" if way == "strategy" else None
 strategy = gc.MultiWorkerMirroredStrategy(compressor=compressor)
 x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
 models = []  # still there when Python ends
 for method in ["adacomp", "power_sgd"]:
     with strategy.scope():
         optimizer = keras.optimizers.Adam()
-        if door == "optimizer":
+        if way == "optimizer":
             optimizer = gc.CompressedOptimizer(optimizer, method)
         models.append(keras.Sequential([keras.layers.Dense(16), keras.layers.Dense(1)]))
         models[-1].compile(optimizer=optimizer, loss="mse")
@@ -30,9 +30,9 @@ print("trained", flush=True)
 """
 
 
-@pytest.mark.parametrize("door", ["optimizer", "strategy"])
-def test_python_tears_down_a_job_silently(door):
-    for worker in run_workers(PROGRAM, args=[door]):
+@pytest.mark.parametrize("way", ["optimizer", "strategy"])
+def test_python_tears_down_a_job_silently(way):
+    for worker in run_workers(PROGRAM, args=[way]):
         assert worker.stdout.endswith("trained")
         lines = [line for line in worker.stderr.splitlines() if "oneDNN" not in line]
         assert not [line for line in lines if "rror" in line or "race" in line]

@@ -71,19 +71,19 @@ def test_workers_average_what_they_learn_in_a_round(jobs):
     learners.round(steps[6:])
     drifts = []
     for rank, job in enumerate(jobs):
-        apart, together = job["averages"]["apart"], job["averages"]["together"]
+        separate, averaged = job["averages"]["separate"], job["averages"]["averaged"]
         own = [start - RATE * WORKERS * g for start, g in zip(before, steps[6][rank], strict=True)]
-        assert_equal(apart["values"], own)
-        assert_equal(together["values"], learners.values)
-        assert (apart["rounds"], together["rounds"]) == (2, 3)
-        assert together["iterations"] == 7
+        assert_equal(separate["values"], own)
+        assert_equal(averaged["values"], learners.values)
+        assert (separate["rounds"], averaged["rounds"]) == (2, 3)
+        assert averaged["iterations"] == 7
         moved, norm = (
             np.sqrt(sum(np.sum(np.float64(v) ** 2) for v in values))
             for values in ([a - b for a, b in zip(own, before, strict=True)], before)
         )
         drifts.append(moved / norm)
     for job in jobs:
-        assert job["averages"]["together"]["drift"] == pytest.approx(np.mean(drifts), rel=1e-5)
+        assert job["averages"]["averaged"]["drift"] == pytest.approx(np.mean(drifts), rel=1e-5)
 
 
 def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
@@ -230,7 +230,7 @@ def test_saving_ends_the_round_and_a_restored_job_continues_equally(jobs, method
         assert "residual of a job with local steps" in seen["refused"]
         assert seen["resumed"]["values"] == of_jobs[0]["resumed"]["values"]
         if method == "no_compression":
-            assert seen["resumed"]["values"] == seen["went on"]["values"]
+            assert seen["resumed"]["values"] == seen["continued"]["values"]
         else:
             total = [
                 sum(np.float32(other["saved"]["residuals"][i]) for other in of_jobs)
@@ -238,7 +238,7 @@ def test_saving_ends_the_round_and_a_restored_job_continues_equally(jobs, method
             ]
             assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
         # Workers exchange the same sums, with different parts of the residual.
-        assert seen["resumed"]["exchanges"] == seen["went on"]["exchanges"] == 4
+        assert seen["resumed"]["exchanges"] == seen["continued"]["exchanges"] == 4
 
 
 @pytest.mark.parametrize("case", range(3))
@@ -252,12 +252,12 @@ def test_fragments_are_exchanged_in_turn(jobs, case):
     # After two of three steps the first variable is exchanged, after all three the second one.
     learners.take(steps[:2]).exchange(0).take(steps[2:3]).exchange(1)
     learners.take(steps[3:5]).exchange(0).take(steps[5:6]).exchange(1).take(steps[6:])
-    apart, common = [[np.asarray(v) for v in own] for own in learners.own], learners.values
+    separate, common = [[np.asarray(v) for v in own] for own in learners.own], learners.values
     learners.exchange(0, 1)
     bound = rounding(8.0, of_adam(), steps=3) if case == 2 else 0
     for rank, job in enumerate(jobs):
         seen = job["fragments"][case]
-        for one, expected in zip(seen, (apart[rank], common, learners.values), strict=True):
+        for one, expected in zip(seen, (separate[rank], common, learners.values), strict=True):
             for actual, value in zip(one["values"], expected, strict=True):
                 np.testing.assert_allclose(np.float32(actual), value, rtol=0, atol=bound)
         assert seen[2]["values"] == jobs[0]["fragments"][case][2]["values"]

@@ -111,9 +111,9 @@ def test_only_the_process_of_a_replica_that_is_not_finite_skips_a_local_step(two
 def test_processes_differ_within_a_round_and_their_replicas_do_not(two_level):
     first, second = (worker["within"] for worker in two_level)
     for seen in (first, second):
-        assert len(set(seen["apart"])) == 1
-        assert seen["undone"] == seen["common"] == first["common"]
-    assert len({first["apart"][0], second["apart"][0], first["common"][0]}) == 3
+        assert len(set(seen["separate"])) == 1
+        assert seen["rolled back"] == seen["common"] == first["common"]
+    assert len({first["separate"][0], second["separate"][0], first["common"][0]}) == 3
 
 
 def test_statistics_are_means_over_all_replicas_on_which_they_are_finite(two_level, one_replica):

@@ -1,8 +1,8 @@
 """Trains by LGC through all of its phases; in each epoch, a gradient of worker 1 is not finite.
 
-lgc.py train FOLDER WAY PATTERN   saves after each epoch; then goes on from each of the first three
-lgc.py resume FOLDER              goes on from these, in another job
-lgc.py backup FOLDER STEP         goes on from its last epoch; in that step, worker 1 is killed
+lgc.py train FOLDER WAY PATTERN   saves after each epoch; then resumes from each of the first three
+lgc.py resume FOLDER              resumes from these, in another job
+lgc.py backup FOLDER STEP         resumes from its last epoch; in that step, worker 1 is killed
 """
 
 import os

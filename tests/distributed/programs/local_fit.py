@@ -102,7 +102,7 @@ def resumed():
         "iterations": scalar(model.optimizer.iterations),
     }
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-    return {**seen, "went on": state_digest(model)["weights"]}
+    return {**seen, "continued": state_digest(model)["weights"]}
 
 
 def with_steps_per_execution(steps):

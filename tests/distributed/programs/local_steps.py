@@ -38,10 +38,10 @@ def adam():
 def averages():
     """Two whole rounds, and one that ends early."""
     trained = Trained("no_compression", lambda: 3).on(gradients(7))
-    apart = trained.seen()
+    separate = trained.seen()
     trained.optimizer.synchronize()
     trained.optimizer.synchronize()  # does nothing
-    return {"apart": apart, "together": trained.seen()}
+    return {"separate": separate, "averaged": trained.seen()}
 
 
 def with_momentum():
@@ -153,7 +153,7 @@ def checkpoints(folder, method):
         "refused": refused,
         "saved": saved,
         "restored": other.seen(),
-        "went on": trained.on(steps).seen(),
+        "continued": trained.on(steps).seen(),
         "resumed": other.on(steps).seen(),
     }
 

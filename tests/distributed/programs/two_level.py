@@ -191,7 +191,7 @@ def within_a_round():
     step()
     with optimizer.exchange.saving.as_finished():
         undone = seen()
-    return {"common": common, "apart": seen(), "undone": undone}
+    return {"common": common, "separate": seen(), "rolled back": undone}
 
 
 def statistics():

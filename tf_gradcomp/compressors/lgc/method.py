@@ -68,7 +68,7 @@ class LGC(Phased):
             layer kind (see `gc.Policy`). Variables with None are sent dense.
         dense_steps: Steps of phase 1; another name of `warmup_steps`.
         training_steps: Steps of phase 2.
-        innovation: The share of the chosen entries that each replica sends uncoded, beside the
+        innovation: The share of the chosen entries that each replica sends uncoded, besides the
             leader's code; for `"parameter_server"`.
         order: The order of a variable's entries: `"value"`, by the leader's values, ascending;
             `"index"`; or `"magnitude"`. In order of value, at least the leader's entries form a

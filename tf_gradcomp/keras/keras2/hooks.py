@@ -68,7 +68,7 @@ def on_sums_of_steps(sums: Callable[..., Any]) -> None:
 def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
     """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
 
-    `batches` is the number of batches in an epoch; None if Keras goes on until no worker has any
+    `batches` is the number of batches in an epoch; None if Keras continues until no worker has any
     more.
     """
 

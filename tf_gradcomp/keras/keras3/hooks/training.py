@@ -24,7 +24,7 @@ def on_means_of_steps(mean: Callable[..., Any]) -> None:
 def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
     """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
 
-    `batches` is the number of batches in an epoch; None if Keras goes on until no worker has any
+    `batches` is the number of batches in an epoch; None if Keras continues until no worker has any
     more.
     """
     after_init(
