@@ -11,7 +11,7 @@ from links import LOOPBACK, SPEEDS, UNSHAPED
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.auto import CANDIDATES
 
-AUTO = "auto"  # chooses on each link anew
+AUTO = "auto"  # chooses again on each link
 # Without plans, L-GreCo is another of these; and LGC begins with hundreds of dense steps.
 _LEFT_OUT = (compressors.LGreCo.name, compressors.LGC.name)
 METHODS = [name for name in compressors.names() if name not in _LEFT_OUT]

@@ -35,9 +35,9 @@ def rounding(scale, terms=1, steps=1, dtype="float32"):
 def of_adam(beta_2=0.999):
     """Returns how often second moments and steps of Adam round: the `terms` of `rounding`.
 
-    In float32, `1 - beta_2` and the bias correction `1 - beta_2 ** step` keep the rounding of a
-    number near 1, which is larger by `1 / (1 - beta_2)` in relation to a difference so small. The
-    other operations of a step are fewer than 20.
+    In float32, `1 - beta_2` and the bias correction `1 - beta_2 ** step` have the rounding of a
+    number near 1. Relative to such a small difference, the rounding is larger by `1 / (1 -
+    beta_2)`. The other operations of a step are fewer than 20.
     """
     return 1 / (1 - beta_2) + 20
 

@@ -122,7 +122,7 @@ def test_the_tutorial_runs(tmp_path):
     for name in ("train", "backup"):
         losses = chief[name]["loss"]
         assert losses == sorted(losses, reverse=True)
-    for later in (loaded, chief["restore"]):  # both go on where the training had ended
+    for later in (loaded, chief["restore"]):  # both resume where the training had ended
         assert later["accuracy"][-1] > chief["train"]["accuracy"][1]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"keras-model.keras", "ckpt", "workertemp_1", "worker-1"} & names

@@ -18,9 +18,9 @@ class Auto:
     """The fastest of some methods for this model, on this network and these machines.
 
     `Auto` is not itself a compressor, but a placeholder for the chosen compressor. When the
-    optimizer is built, all workers time their collectives and the methods for about a second,
-    predict the time of a step's exchange with each method, and choose the same method. The log
-    names the choice and all predictions; `gc.advise` predicts them beforehand.
+    optimizer is built, all workers time their collectives and the methods for about a second. They
+    predict each method's time for a step's exchange, and choose the same method. The log names the
+    choice and all predictions; `gc.advise` predicts them beforehand.
 
     Use it if a program runs on different networks. By default it chooses only between methods that
     train about as well as dense: `"no_compression"`, `"cast"` and, unless gradients would not be

@@ -15,8 +15,8 @@ class Slots:
     and is blamed before it has taken part in a save, it is left out at once.
 
     A run is blamed on the program if workers of several slots failed with the same exception, in
-    this run or in earlier ones, if the workers only lost each other, or if the job may not run with
-    fewer workers.
+    this run or in earlier ones. It is also blamed if the workers only lost each other, or if the
+    job may not run with fewer workers.
 
     Args:
         number: The number of slots.

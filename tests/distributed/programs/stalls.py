@@ -45,7 +45,7 @@ def fit(way, wrap=setup.wrap, **settings):
 
 
 def loop():
-    """A loop of one's own, whose steps add up something."""
+    """A custom training loop, whose steps add up something."""
     step = tf.function(lambda: strategy.run(lambda: tf.constant(1.0)))
     total = tf.function(lambda: strategy.reduce("SUM", step(), axis=None))
     for number in range(3):

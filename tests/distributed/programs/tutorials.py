@@ -1,8 +1,8 @@
 """The training loops of TensorFlow's guides, with our strategy in place of TensorFlow's.
 
 Arguments: what to run (a way to train, a guide, and whether its first step is eager), a folder, and
-a file of images such as Keras' `mnist.npz` if not scikit-learn's digits. Models and optimizers are
-created in the scope and built by the first step.
+an optional file of images such as Keras' `mnist.npz`. The default images are scikit-learn's digits.
+Models and optimizers are created in the scope and built by the first step.
 """
 
 import os

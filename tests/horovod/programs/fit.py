@@ -96,7 +96,7 @@ def advised():
 
 
 def backed_up():
-    """All ranks save and restore together; what was left to be sent is shared out anew."""
+    """All ranks save and restore together; the residuals are divided among them again."""
 
     def new_model():
         model = compiled(lambda: compressed(keras.optimizers.SGD(0.1), "adacomp"))

@@ -38,10 +38,10 @@ _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 class LGreCo(HasSettings):
     """Another method, with a setting for each layer that is planned during training.
 
-    The method's own settings are the reference. In each period of training, a plan chooses for each
-    layer one of several settings around its own, so that all layers send the fewest bytes while
-    their summed error is at most the reference's error. Layers whose gradients compress easily are
-    compressed more, and other layers less.
+    The method's own settings are the reference. In each period of training, a plan chooses one of
+    several settings around each layer's own. All layers then send the fewest bytes whose summed
+    error is at most the reference's error. Layers whose gradients compress easily are compressed
+    more, and other layers less.
 
     Plan with `gc.callbacks.LayerwisePlan`, or call `exchange.plan_settings()` in your own training
     loop. Until the first plan, the method's own settings are used. A plan is made from the sum of

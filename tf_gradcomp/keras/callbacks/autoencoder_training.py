@@ -55,11 +55,11 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
     The logs, and thus the progress bar, `History` and `TensorBoard`, get:
 
-    - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the
-      autoencoder, and 4 if the entries are sent in 8 bits instead, because of the guard or because
-      the residuals have become three times as large as at the switch to 3;
-    - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
-      the last step that the first replica led; the errors count before the weights change;
+    - `lgc_phase`: the phase of the next step. It is 1 while gradients are dense, 2 in training, 3
+      with the autoencoder, and 4 if the entries are sent in 8 bits instead. Phase 4 has two causes:
+      the guard, or residuals three times as large as at the switch to phase 3;
+    - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, at the
+      last step whose leader was the first replica, before the weights change;
     - `share_error`: in phase 3, the relative squared error of the sent part of this worker's own
       entries.
 
