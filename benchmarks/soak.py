@@ -5,9 +5,9 @@
 
 The workers check after each epoch, and where they resume, that applied plus unsent gradients equal
 what was given (`conserved.py`). This program checks that each restart resumes from the last save,
-that no process is left, and that memory does not grow, apart from the records that TensorFlow keeps
-of all collectives. It prints what it found as a table, and ends with exit code 1 if anything was
-wrong.
+that no process is left, and that memory does not grow. The records that TensorFlow keeps of all
+collectives are not counted as growth. The program prints its findings as a table, and ends with
+exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
