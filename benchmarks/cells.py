@@ -43,11 +43,11 @@ _ALL_LINKS = (*SPEEDS, UNSHAPED)
 _FAST = ("100 Mbit/s", "1 Gbit/s", UNSHAPED)  # at 10 Mbit/s, a large dense step takes minutes
 FULL = (
     Cell(jobs.EXCHANGE, 2, _FAST, (*EVERYONE, *_OTHERS)),
-    Cell(jobs.MLP, 2, _ALL_LINKS, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 2, _ALL_LINKS, (*EVERYONE, jobs.GOSSIP, *_OTHERS)),
     Cell(jobs.LSTM, 2, _ALL_LINKS, SOME),
     Cell(jobs.RESNET, 2, _ALL_LINKS, SOME),
     Cell(jobs.EXCHANGE, 4, _FAST, (*EVERYONE, *_OTHERS)),
-    Cell(jobs.MLP, 4, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 4, _FAST, (*EVERYONE, jobs.GOSSIP, *_OTHERS)),
     Cell(jobs.LSTM, 4, _FAST, SOME),
     Cell(jobs.RESNET, 4, _FAST, SOME),
 )

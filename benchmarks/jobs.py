@@ -9,6 +9,7 @@ NAMES = EXCHANGE, MLP, LSTM, RESNET = "exchange", "mlp", "lstm", "resnet"
 TWO_LEVELS = "two levels"  # of two_levels.py
 
 ALL_REDUCE, FLOAT16, NOTHING = "all-reduce", "float16 all-reduce", "no communication"
+GOSSIP = "gossip"  # on a ring, by rank 1: see docs/gossip.md
 TORCH_ALL_REDUCE = "PyTorch DDP"
 TORCH_FLOAT16 = "PyTorch DDP, fp16 hook"
 TORCH_POWER_SGD = "PyTorch DDP, PowerSGD hook"

@@ -2,11 +2,13 @@
 
     python benchmarks/network.py --short
     python benchmarks/network.py --torch-python ../torch/bin/python
+    python benchmarks/network.py --job mlp --workers 4 --link "100 Mbit/s" --delay 20
 
-Each worker is in a network namespace of its own, behind a link that `tc` shapes; that takes root.
-Without, all is measured on the loopback. Contenders take turns in the same processes; Horovod's
-and PyTorch's follow in theirs. All is measured once for each setting of malloc. `results/default`
-and `results/tuned` get the figures as JSON, the tables as Markdown, and the plots.
+Each worker is in a network namespace of its own, behind a link that `tc` shapes, and that
+`relay.py` delays if asked to; that takes root. Without, all is measured on the loopback. Contenders
+take turns in the same processes; Horovod's and PyTorch's follow in theirs. All is measured once for
+each setting of malloc. `results/default` and `results/tuned` get the figures as JSON, the tables as
+Markdown, and the plots.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class Settings:
     threads: int | None
     torch_python: str
     malloc: str
+    delay: float  # milliseconds by which a packet arrives later
 
 
 class Bench:
@@ -75,7 +78,8 @@ class Bench:
         for workers in dict.fromkeys(cell.workers for cell in cells):
             of_these = [cell for cell in cells if cell.workers == workers]
             loopback = contextlib.nullcontext(links.Network(workers))
-            with links.network(workers) if shaped else loopback as network:
+            delayed = links.network(workers, self._settings.delay / 1000)
+            with delayed if shaped else loopback as network:
                 self._measure_links(network, of_these)
                 for cell in of_these:
                     self._measure(network, cell)
@@ -83,7 +87,7 @@ class Bench:
     def _measure_links(self, network: links.Network, cells: Sequence[Cell]) -> None:
         names = list(dict.fromkeys(link for cell in cells for link in cell.links))
         found = measured_links(network, names)
-        self.raw += [{"workers": network.workers, **of_link} for of_link in found]
+        self.raw += [self._named({"workers": network.workers, **of_link}) for of_link in found]
 
     def _measure(self, network: links.Network, cell: Cell) -> None:
         for framework, contenders in cell.by_framework.items():
@@ -116,7 +120,12 @@ class Bench:
             result = job.run()
         if result.exit_code:
             raise click.ClickException("\n".join(["worker.py:", *result.summary()]))
-        self.records += json.loads(Path(plan.output).read_text())
+        self.records += map(self._named, json.loads(Path(plan.output).read_text()))
+
+    def _named(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns a record whose link's name has the delay."""
+        delay = f", {self._settings.delay:g} ms each way" if self._settings.delay else ""
+        return {**record, "link": record["link"] + delay}
 
 
 def version(module: str, python: str = sys.executable) -> str:
@@ -155,7 +164,13 @@ def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
     "--contender",
     "only_contenders",
     multiple=True,
-    type=click.Choice([*all_cells.EVERYONE, *jobs.HOROVOD, *jobs.TORCH]),
+    type=click.Choice([*all_cells.EVERYONE, jobs.GOSSIP, *jobs.HOROVOD, *jobs.TORCH]),
+)
+@click.option(
+    "--delay",
+    default=0.0,
+    type=click.FloatRange(min=0),
+    help="Milliseconds by which links delay each packet, in each direction.",
 )
 @click.option("--loopback", is_flag=True, help="Use the loopback, also as root.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 2]")
@@ -171,6 +186,7 @@ def main(
     only_workers: tuple[int, ...],
     only_links: tuple[str, ...],
     only_contenders: tuple[str, ...],
+    delay: float,
     loopback: bool,
     rounds: int | None,
     seconds: float,
@@ -183,7 +199,9 @@ def main(
 ) -> None:
     folders = {malloc: results_folder(results / malloc, FILES, overwrite) for malloc in mallocs}
     console = Console(soft_wrap=True)
-    missing = "" if loopback else links.missing()
+    missing = "" if loopback else links.missing(delay / 1000)
+    if delay and (loopback or missing):
+        raise click.UsageError(missing or "The loopback cannot be delayed: leave out --delay.")
     if missing:
         console.print(f"{missing} So no link is shaped: everything runs on the loopback.")
     versions = {
@@ -206,7 +224,7 @@ def main(
     rounds = rounds or (2 if short else 5)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     for malloc, folder in folders.items():
-        settings = Settings(rounds, seconds, warm_up, threads, torch_python, malloc)
+        settings = Settings(rounds, seconds, warm_up, threads, torch_python, malloc, delay)
         about = facts(settings, versions)
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             bench = Bench(settings, progress)

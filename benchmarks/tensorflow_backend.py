@@ -26,7 +26,7 @@ def join(plan: turns.Plan) -> turns.Job:
 
     def contender(name: str) -> turns.Contender:
         entry = work.entry(name)
-        if entry.exchange:
+        if entry.exchange and name != jobs.GOSSIP:  # no model predicts it
             entries[name] = entry
         return entry.contender
 

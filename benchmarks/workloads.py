@@ -199,12 +199,17 @@ def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
     if name in PLAIN:
         return optimizer
-    return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
+    policy = gc.Policy.from_model(model)
+    if name == jobs.GOSSIP:
+        return gc.CompressedOptimizer(optimizer, policy=policy, local_steps=gc.Gossip())
+    return gc.CompressedOptimizer(optimizer, name, policy)
 
 
 def _renewable(contender: Contender, name: str, make: Callable[[], Entry]) -> Contender:
     """Lets `auto` choose its method again on each link."""
-    if name in PLAIN or not isinstance(gc.compressors.get(name), gc.compressors.Auto):
+    if name in (*PLAIN, jobs.GOSSIP):
+        return contender
+    if not isinstance(gc.compressors.get(name), gc.compressors.Auto):
         return contender
     return dataclasses.replace(contender, renew=lambda: make().contender)
 

@@ -39,11 +39,12 @@ def measure(folder, *options, python=(sys.executable,)):
 
 
 def test_on_the_loopback(tmp_path):
-    few = ["--contender", "adacomp", "--contender", jobs.HOROVOD_ADACOMP]
+    some = ("adacomp", jobs.GOSSIP, jobs.HOROVOD_ADACOMP)
+    few = [option for name in some for option in ("--contender", name)]
     options = ["--loopback", "--job", "mlp", "--workers", "2", *few]
     measured, rows, said = measure(tmp_path, *options, python=PYTHON)
     assert {record["link"] for record in measured["records"]} == {links.LOOPBACK}
-    pairs = {"adacomp": jobs.ALL_REDUCE}
+    pairs = {"adacomp": jobs.ALL_REDUCE, jobs.GOSSIP: jobs.ALL_REDUCE}
     if network.version("horovod.tensorflow"):
         pairs[jobs.HOROVOD_ADACOMP] = jobs.HOROVOD_ALL_REDUCE
     assert set(rows) == {*pairs, *pairs.values()}
@@ -82,7 +83,7 @@ def test_cells_can_be_chosen():
         frameworks=[jobs.TENSORFLOW_NAME],
     )
     assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
-    assert tuple(cell.contenders) == cells.EVERYONE
+    assert tuple(cell.contenders) == (*cells.EVERYONE, jobs.GOSSIP)
     assert list(cell.by_framework) == [jobs.TENSORFLOW_NAME]
     some = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
     assert {tuple(cell.contenders) for cell in some} == {(jobs.ALL_REDUCE, "power_sgd")}
