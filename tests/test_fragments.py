@@ -142,3 +142,22 @@ def test_methods_train_in_fragments(method):
     if method.startswith("lgreco"):
         assert learners.plans
         assert history["payload_bytes"][1] < history["dense_bytes"][1] / 2
+
+
+@pytest.mark.parametrize(
+    "settings", [2, gc.LocalSteps(4, fragments=2), gc.Gossip("ring", rank=None, steps=2)]
+)
+def test_values_that_the_program_sets_hold_for_all_learners(settings):
+    model, rate = linear_model(), RATE
+    learners = gc.simulation.Learners(model, LEARNERS, "no_compression", local_steps=settings)
+    mean = model.get_weights()  # of all learners
+    for number, (x, y) in enumerate(batches()):
+        if number in (3, 6):  # within a round of two steps, and between two
+            rate /= 2
+            mean = [value + number for value in mean]
+            model.set_weights(mean)
+            model.optimizer.learning_rate = rate
+        learners.train_on_batch(x, y)
+        mean = [w - rate * g / LEARNERS for w, g in zip(mean, gradients(x, y), strict=True)]
+    learners.synchronize()
+    assert_equal(model.get_weights(), mean)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL
@@ -39,7 +40,8 @@ class LearnersRounds:
 
     The model takes the weights and the optimizer's state of one learner after another. Between two
     steps, the model has the first learner's weights and state, or the common weights if no round
-    has begun.
+    has begun. A value that the program gives a weight or the optimizer then holds for all learners:
+    in a job, each worker's program sets it.
 
     Args:
         model: Compiled with a plain optimizer, which is built.
@@ -89,6 +91,7 @@ class LearnersRounds:
         """
         if learner == 0:
             self._finite = True
+            self._take_changes()
             self._begin()
         assign(self._swapped, self._each[learner])
         loss, own = gradients()
@@ -105,6 +108,15 @@ class LearnersRounds:
         self._finite = self._finite and bool(finite)
         self._each[learner] = read(self._swapped)
         return loss
+
+    def _take_changes(self) -> None:
+        """Gives all learners what the program has set in the model since the last step."""
+        if not self._each:
+            return
+        for place, value in enumerate(read(self._swapped)):
+            if not np.array_equal(value, self._each[0][place], equal_nan=True):
+                for own in self._each:
+                    own[place] = value
 
     def _begin(self) -> None:
         fresh = set(range(len(self._fragments))) - self._begun
@@ -177,6 +189,7 @@ class LearnersRounds:
             self._update(number, [reduced.gradients[place] for place in places])
         common = dict(zip(places, read(weights), strict=True))
         self._each = [[common.get(i, value) for i, value in enumerate(own)] for own in self._each]
+        assign(self._swapped, self._each[0])
         self._begun.remove(number)
         return reduced
 
