@@ -134,6 +134,11 @@ def test_rounds_have_the_lengths_of_a_schedule_in_one_trace(jobs):
         assert by_list["traces"] == by_function["traces"] == 1
 
 
+def test_workers_with_schedules_of_one_name_disagree_unless_these_are_equal(jobs):
+    for job in jobs:
+        assert "local_steps' steps: worker 0 has 'unlike.<locals>.later, which" in job["unlike"]
+
+
 @pytest.mark.parametrize("method", ["top_k(density=0.1)", "no_compression", "cast"])
 def test_workers_of_different_speed_take_the_rounds_that_the_slow_one_needs(jobs, method):
     first, second = (job["by_clock"][method] for job in jobs)

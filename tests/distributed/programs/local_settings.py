@@ -80,6 +80,19 @@ def scheduled():
     return seen
 
 
+def unlike():
+    """The error of workers whose functions have one name, and differ from step 1,000 on."""
+
+    def later(step):
+        return 2 if step < 1000 + 100 * RANK else 3
+
+    try:
+        Trained("no_compression", lambda: gc.LocalSteps(later))
+    except gc.WorkersDisagreeError as error:
+        return str(error)
+    return None
+
+
 class Clock:
     """The times of a fast worker, which waits in each exchange, and of a slow one."""
 
@@ -206,7 +219,7 @@ def float16_data():
 
 if __name__ == "__main__":
     checks = (
-        *(clipped, scaled, accumulates, overflows, scheduled),
+        *(clipped, scaled, accumulates, overflows, scheduled, unlike),
         *(by_clock, by_time, created, statistics, in_float16),
     )
     report({check.__name__: check() for check in checks})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +16,7 @@ from tf_gradcomp.keras.common.version import keras
 AUTO = "auto"
 Schedule: TypeAlias = Literal["auto"] | int | Sequence[Sequence[int]] | Callable[[int], int]
 
+_COMPARED = (*range(1000), *range(1000, 100_000, 100))  # steps at which functions must agree
 _EXPECTED = (
     "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number) that "
     "starts at step 0, with steps ascending; or a function of the step; or 'auto'. "
@@ -52,10 +55,24 @@ def config_of_schedule(schedule: Schedule) -> Any:
 
 
 def fact_of_schedule(schedule: Schedule) -> Any:
-    """Returns the comparable form of a schedule: for a function, its name."""
-    return (
-        getattr(schedule, "__qualname__", str(type(schedule))) if callable(schedule) else schedule
-    )
+    """Returns the comparable form of a schedule.
+
+    The form of a function is its name, and a digest of the lengths that it returns: workers may
+    have different functions of one name.
+    """
+    if not callable(schedule):
+        return schedule
+    name = getattr(schedule, "__qualname__", str(type(schedule)))
+    lengths = [_length_if_any(schedule, step) for step in _COMPARED]
+    digest = hashlib.sha256(repr(lengths).encode()).hexdigest()
+    return f"{name}, which begins with {lengths[0]} steps (digest of all: {digest[:8]})"
+
+
+def _length_if_any(schedule: Callable[[int], int], step: int) -> str:
+    """Returns a length as text; if the function fails, so will the step that needs the length."""
+    with contextlib.suppress(Exception):
+        return str(schedule(step))
+    return ""
 
 
 def length_at(schedule: Schedule, step: tf.Tensor) -> tf.Tensor:
