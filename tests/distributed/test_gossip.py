@@ -30,8 +30,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def jobs(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+def workers(folder):
+    return run_workers(PROGRAM, WORKERS, [folder])
+
+
+@pytest.fixture(scope="module")
+def jobs(workers):
+    return [result(worker) for worker in workers]
+
+
+def test_the_chief_tells_of_gossip_and_of_no_method_that_it_does_not_use(workers):
+    said = workers[0].stderr
+    assert "4 workers gossip: graph 'ring', rank 1. Gradients are not exchanged." in said
+    pairs = "4 workers gossip: graph 'random_pairs', whole weights. Gradients are"
+    assert f"{pairs} exchanged in the first 2 steps only." in said
+    assert "NoCompression" not in said
 
 
 def stepped(workers, of_workers, rate=RATE):

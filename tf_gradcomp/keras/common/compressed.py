@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.choice import choose, take_unused
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -30,6 +30,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
+from tf_gradcomp.keras.common.gossip import uses_compressor
 from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.precondition import (
@@ -95,7 +96,8 @@ class Compressed(TakesLocalSteps):
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
-        method = Method(repr(self._used), candidates, choose, possible)
+        chosen_by = choose if uses_compressor(self.local_steps) else take_unused
+        method = Method(repr(self._used), candidates, chosen_by, possible)
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._values_agreed = False
         check_group(self.group)

@@ -122,13 +122,18 @@ def settings_of(given: Any) -> LocalSteps | None:
     return LocalSteps.of(given)
 
 
+def uses_compressor(settings: LocalSteps | None) -> bool:
+    """Returns whether a compressor is used: with gossip, only in the steps of a warm-up."""
+    return not isinstance(settings, Gossip) or settings.warmup_steps > 0
+
+
 def method_for_gradients(settings: LocalSteps | None, method: Any) -> Any:
     """Returns the method that exchanges gradients; with gossip, only a warm-up does so.
 
     Raises:
         ValueError: If the method would never be used.
     """
-    if not isinstance(settings, Gossip) or settings.warmup_steps:
+    if uses_compressor(settings):
         return method
     if compressors.text_of(method) not in (_DEFAULT_METHOD, BASELINE):
         raise ValueError(

@@ -50,10 +50,7 @@ class GossipRounds(Rounds):
             new = self._group.create(self._new_factors)
         # Checkpoints need no factors, because all weights are equal when a checkpoint is written.
         self._round_number, self._of_rows, self._of_columns = map(self._local, new)
-        tell_user(
-            f"Workers gossip (graph {settings.graph!r}, rank {settings.rank}), and exchange "
-            f"gradients only in the {settings.warmup_steps} steps of the warm-up."
-        )
+        tell_user(_notice(settings, self._pairs.size))
         self.exchanges = RareExchanges(self._local(self._exchange.step), _ROUNDS_TO_LOGS)
 
     def _restore_unit(self, of_weights: tf.Tensor) -> None:
@@ -149,6 +146,14 @@ class GossipRounds(Rounds):
         given = tf.reduce_sum(each)
         sent = tf.constant(int(dense_ring_bytes(self._group.size, int(given))), tf.int64)
         count_exchange(self._exchange.setup, self._places, Sent(given, sent), each)
+
+
+def _notice(settings: Gossip, workers: int) -> str:
+    sent = "whole weights" if settings.rank is None else f"rank {settings.rank}"
+    when = "not exchanged"
+    if settings.warmup_steps:
+        when = f"exchanged in the first {settings.warmup_steps} steps only"
+    return f"{workers} workers gossip: graph {settings.graph!r}, {sent}. Gradients are {when}."
 
 
 def new_rounds(
