@@ -2,6 +2,10 @@
 // bins of up to 63 elements and in 16 bits above. Layout: docs/payload_format.md.
 #pragma once
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -68,6 +72,46 @@ class CodeReader {
     return index != kEscapeIndex<Code>;
   }
 
+  // Adds what the next eight codes stand for, unless fewer may be left or one stands for an empty bin.
+  // Returns whether it did.
+  bool AddEight() {
+    static_assert(sizeof(Code) == 1);
+#if defined(__x86_64__)
+    constexpr uint64_t kEach = 0x0101010101010101u;  // times a byte: that byte, eight times
+    if (bins_left_ < 8) return false;                // each has at least a code
+    uint64_t codes;
+    std::memcpy(&codes, codes_, sizeof codes);
+    const uint64_t zero_if_escape = codes ^ kEach * kEscape<Code>;
+    if ((zero_if_escape - kEach) & ~zero_if_escape & kEach << 7) return false;
+    const uint64_t ended = (codes & kEach * kLastInBin) * kEach;  // bins, with each code
+    const uint64_t ended_before = ended << 8;
+
+    const __m128i zero = _mm_setzero_si128();
+    const auto widened = [zero](uint64_t bytes) {
+      return _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), zero);
+    };
+    const __m128i bin_size = _mm_set1_epi16(static_cast<int16_t>(bin_size_));
+    const __m128i signs = _mm_slli_epi16(widened(codes & kEach * kNegative), 14);
+    const __m128i scale = _mm_set1_epi32(static_cast<int32_t>(scale_bits_));
+    alignas(16) uint16_t places[8];
+    alignas(16) float values[8];
+    _mm_store_si128(reinterpret_cast<__m128i*>(places),
+                    _mm_add_epi16(widened(codes >> 2 & kEach * kEscapeIndex<Code>),
+                                  _mm_mullo_epi16(widened(ended_before), bin_size)));
+    _mm_store_si128(reinterpret_cast<__m128i*>(values),
+                    _mm_xor_si128(scale, _mm_unpacklo_epi16(zero, signs)));
+    _mm_store_si128(reinterpret_cast<__m128i*>(values + 4),
+                    _mm_xor_si128(scale, _mm_unpackhi_epi16(zero, signs)));
+    for (int i = 0; i < 8; ++i) values_[places[i]] += values[i];
+    codes_ += sizeof codes;
+    bins_left_ -= ended >> 56;
+    values_ += bin_size_ * (ended >> 56);
+    return true;
+#else
+    return false;
+#endif
+  }
+
  private:
   const uint8_t* codes_;
   int64_t bins_left_;
@@ -77,11 +121,13 @@ class CodeReader {
 };
 
 // Adds scale * sign of each code to its element.
-template <typename Code>
-void AddCodes(CodeReader<Code> reader) {
+inline void AddCodes(CodeReader<Code8> reader) {
   while (!reader.done()) {
-    SentValue sent;
-    if (reader.Next(&sent)) *sent.place += sent.value;
+    if (reader.AddEight()) continue;
+    for (int i = 0; i < 8 && !reader.done(); ++i) {
+      SentValue sent;
+      if (reader.Next(&sent)) *sent.place += sent.value;
+    }
   }
 }
 

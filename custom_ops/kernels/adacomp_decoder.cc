@@ -9,6 +9,7 @@
 
 #include "adacomp_codes.h"
 #include "floats.h"
+#include "past_caches.h"
 
 namespace gradcomp {
 namespace {
@@ -198,11 +199,21 @@ bool AdaCompDecoder::ReducesToFinite() const {
 
 bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
   if (finite_) {
+    int64_t size = 0;
+    for (const Binning& bins : tensors_) size += bins.size;
     std::atomic<bool> finite{true};
-    blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
-      float* sums = outputs[tensor] + tensors_[tensor].FirstElement(block);
-      if (!ReduceBlock(tensor, block, sums)) finite = false;
-    });
+    const auto reduce = [&, sums = std::vector<float>()](int64_t tensor, int64_t block) mutable {
+      const Binning& bins = tensors_[tensor];
+      float* output = outputs[tensor] + bins.FirstElement(block);
+      if (size < kBeyondCaches) {
+        if (!ReduceBlock(tensor, block, output)) finite = false;
+        return;
+      }
+      sums.resize(std::max<int64_t>(sums.size(), bins.BlockSize(block)));
+      if (!ReduceBlock(tensor, block, sums.data())) finite = false;
+      CopyPastCaches(sums.data(), bins.BlockSize(block), output);
+    };
+    blocks_.ForEach(parallel_for_, kBlockSize, reduce);
     finite_ = finite;
   }
   if (!finite_) {

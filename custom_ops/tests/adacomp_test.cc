@@ -3,6 +3,8 @@
 #include <cstring>
 #include <limits>
 
+#include "../kernels/adacomp_codes.h"
+#include "../kernels/past_caches.h"
 #include "check.h"
 #include "support.h"
 
@@ -241,6 +243,55 @@ void WhatWasPackedCanBePutBack() {
   }
 }
 
+// Reads one code after the other, as docs/payload_format.md describes them.
+std::vector<float> AddedOneByOne(const std::vector<uint8_t>& codes, int64_t bin_size, float scale,
+                                 std::vector<float> values) {
+  int64_t begin = 0;
+  for (uint8_t code : codes) {
+    if (code >> 2 != 63) values[begin + (code >> 2)] += code & 2 ? -scale : scale;
+    if (code & 1) begin += bin_size;
+  }
+  return values;
+}
+
+void CodesAreAddedInEightsAsOneByOne() {
+  std::mt19937 engine(7);
+  for (int64_t bin_size : {1, 2, 7, 50, 63}) {
+    for (unsigned sent_of_hundred : {3, 30, 100}) {
+      const int64_t num_bins = 300;
+      std::vector<uint8_t> codes;
+      for (int64_t bin = 0; bin < num_bins; ++bin) {
+        const size_t before = codes.size();
+        for (int64_t i = 0; i < bin_size; ++i) {
+          if (engine() % 100 < sent_of_hundred) codes.push_back(i << 2 | (engine() & 2));
+        }
+        if (codes.size() == before) codes.push_back(63 << 2);
+        codes.back() |= 1;
+      }
+      const std::vector<float> values = Normal(num_bins * bin_size, 1, 8);
+      std::vector<float> added = values;
+      AddCodes(codes.data(), num_bins, bin_size, 0.3f, added.data());
+      CHECK(SameBits(added, AddedOneByOne(codes, bin_size, 0.3f, values)));
+    }
+  }
+}
+
+// Sums that are written past the caches, from places that are no multiples of a vector.
+void LargeSumsAreThoseOfEachBlock() {
+  const int64_t size = kBeyondCaches + 77;
+  std::vector<std::vector<float>> residuals = {std::vector<float>(size), Normal(1001, 1, 2)};
+  std::vector<std::vector<float>> gradients = residuals;
+  for (int64_t i = 0; i < size; i += 3) gradients[0][i] = static_cast<float>(i % 1000 - 500);
+  const auto payload = Encode<float>(&residuals, gradients, {7, 0});
+  AdaCompDecoder decoder({{size, 7}, {1001, 0}}, kFingerprint, Threads(2));
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+  std::vector<std::vector<float>> sums = {std::vector<float>(size, 1), std::vector<float>(1001, 1)};
+  CHECK(decoder.Reduce(Pointers(&sums)));
+  std::vector<std::vector<float>> added = {std::vector<float>(size), std::vector<float>(1001)};
+  decoder.AddTo(Pointers(&added));
+  CHECK(SameBits(sums[0], added[0]) && SameBits(sums[1], added[1]));
+}
+
 void EveryBitFlipIsAnError() {
   std::vector<std::vector<float>> residuals = {Normal(300, 1, 1), Normal(5, 1, 2)};
   auto payload = Encode<float>(&residuals, std::vector<std::vector<float>>(residuals), {50, 0});
@@ -272,5 +323,7 @@ int main() {
   RUN(AnOverflowingQuotientLeavesEverythingAsItWas);
   RUN(RollbackGivesSecondMomentsBack);
   RUN(WhatWasPackedCanBePutBack);
+  RUN(CodesAreAddedInEightsAsOneByOne);
+  RUN(LargeSumsAreThoseOfEachBlock);
   RUN(EveryBitFlipIsAnError);
 }
