@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FILE = Path(__file__).with_name("kernel_ratios.json")
-TOLERANCE = 1.3  # times as long as recorded
+TOLERANCE = 2  # times as long as recorded: noise is far below it, and a scalar loop is above it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 
+#include "simd.h"
+
 namespace gradcomp {
 namespace {
 
@@ -85,12 +87,14 @@ GRADCOMP_PART int32_t PlaceOf(uint32_t magnitude, const float* sums, int32_t siz
   return size - from_end;
 }
 
-GRADCOMP_VARIANTS int32_t Largest(const float* sums, int64_t size) { return LargestOf(sums, size); }
+constexpr Vectorized Largest{[](const float* sums, int64_t size) GRADCOMP_INLINED {
+  return LargestOf(sums, size);
+}};
 
 // Writes the place of the largest magnitude of each chunk, and returns the largest magnitude of all
 // chunks.
-GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_size,
-                                 uint32_t* chosen) {
+constexpr Vectorized Choose{[](const float* sums, int64_t size, int64_t chunk_size,
+                               uint32_t* chosen) GRADCOMP_INLINED {
   int32_t largest = 0;
   for (int64_t begin = 0; begin < size; begin += chunk_size) {
     const int64_t length = std::min(chunk_size, size - begin);
@@ -99,7 +103,7 @@ GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_
     largest = std::max(largest, maximum);
   }
   return largest;
-}
+}};
 
 // Returns the largest magnitude of the block; also chooses entries if `chosen` is given.
 int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uint32_t* chosen) {
@@ -118,15 +122,14 @@ int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uin
   return largest;
 }
 
-template <typename Gradient>
-GRADCOMP_VARIANTS void AddFiltered(const Gradient* gradient, int64_t size, float filter,
-                                   float* residual) {
+constexpr Vectorized AddTimes{[](const auto* gradient, int64_t size, float filter,
+                                 float* residual) GRADCOMP_INLINED {
   for (int64_t i = 0; i < size; ++i) residual[i] += filter * ToFloat(gradient[i]);
-}
+}};
 
 void AddFiltered(const Source& source, int64_t begin, int64_t end, float filter) {
   WithGradient(source.type, source.gradient, [&](const auto* gradient) {
-    AddFiltered(gradient + begin, end - begin, filter, source.residual + begin);
+    AddTimes(gradient + begin, end - begin, filter, source.residual + begin);
   });
 }
 

@@ -43,17 +43,6 @@ Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, co
   return {};
 }
 
-// Compiles a function also for processors with wider vectors; the loader picks a variant. All
-// variants give the same results, because no operation is contracted or reordered.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define GRADCOMP_VARIANTS __attribute__((target_clones("avx2", "default")))
-#else
-#define GRADCOMP_VARIANTS
-#endif
-
-// Functions that such variants call must be inlined into the variants.
-#define GRADCOMP_PART inline __attribute__((always_inline))
-
 inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace gradcomp

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
-#include "common.h"
+#include "simd.h"
 
 namespace gradcomp {
 
-GRADCOMP_VARIANTS float LargestMagnitude(const void* values, int64_t size) {
+namespace {
+
+constexpr Vectorized LargestBits{[](const void* values, int64_t size) GRADCOMP_INLINED {
   const char* from = static_cast<const char*>(values);
   uint32_t largest = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -14,11 +16,17 @@ GRADCOMP_VARIANTS float LargestMagnitude(const void* values, int64_t size) {
     std::memcpy(&bits, from + 4 * i, sizeof bits);
     largest = std::max(largest, bits & ~kSignBit);
   }
-  return FromBits(largest);
+  return largest;
+}};
+
+}  // namespace
+
+float LargestMagnitude(const void* values, int64_t size) {
+  return FromBits(LargestBits(values, size));
 }
 
 bool AllFinite(const void* values, int64_t size) {
-  return IsFiniteMagnitude(MagnitudeBits(LargestMagnitude(values, size)));
+  return IsFiniteMagnitude(LargestBits(values, size));
 }
 
 }  // namespace gradcomp

@@ -6,6 +6,7 @@
 
 #include "common.h"
 #include "floats.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
@@ -23,15 +24,16 @@ int64_t StepsOf(double error, double step, int64_t steps) {
 
 // Takes a choice wherever it makes the plan smaller. Choices are doubles, so that all lanes have
 // one width.
-GRADCOMP_VARIANTS void TakeWhereSmaller(const double* before, double size, double choice,
-                                        int64_t count, double* smallest, double* chosen) {
+constexpr Vectorized TakeWhereSmaller{[](const double* before, double size, double choice,
+                                         int64_t count, double* smallest,
+                                         double* chosen) GRADCOMP_INLINED {
   for (int64_t i = 0; i < count; ++i) {
     const double taken = before[i] + size;
     const bool better = taken < smallest[i];
     smallest[i] = better ? taken : smallest[i];
     chosen[i] = better ? choice : chosen[i];
   }
-}
+}};
 
 // Extends the smallest sizes, by used steps, from the layers before to this layer.
 void AddLayer(const KnapsackLayer& layer, const std::vector<int64_t>& needed,

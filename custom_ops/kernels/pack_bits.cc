@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "simd.h"
+
 namespace gradcomp {
 namespace {
 
@@ -38,20 +40,29 @@ uint64_t Spread(uint64_t packed) {
   return Split<kBits, 8>(Split<2 * kBits, 16>(Split<4 * kBits, 32>(packed)));
 }
 
-// Each function has two loops, so that compilers vectorize the loop that computes.
 template <int kBits>
-GRADCOMP_VARIANTS void PackEights(uint64_t* eights, int64_t count, uint8_t* packed) {
+constexpr Vectorized kSqueezeAll{[](uint64_t* eights, int64_t count) GRADCOMP_INLINED {
   for (int64_t i = 0; i < count; ++i) eights[i] = Squeeze<kBits>(eights[i]);
+}};
+
+template <int kBits>
+constexpr Vectorized kSpreadAll{[](uint64_t* eights, int64_t count) GRADCOMP_INLINED {
+  for (int64_t i = 0; i < count; ++i) eights[i] = Spread<kBits>(eights[i]);
+}};
+
+template <int kBits>
+void PackEights(uint64_t* eights, int64_t count, uint8_t* packed) {
+  kSqueezeAll<kBits>(eights, count);
   for (int64_t i = 0; i < count; ++i) std::memcpy(packed + i * kBits, &eights[i], kBits);
 }
 
 template <int kBits>
-GRADCOMP_VARIANTS void UnpackEights(uint64_t* eights, int64_t count, uint8_t* packed) {
+void UnpackEights(uint64_t* eights, int64_t count, uint8_t* packed) {
   for (int64_t i = 0; i < count; ++i) {
     eights[i] = 0;
     std::memcpy(&eights[i], packed + i * kBits, kBits);
   }
-  for (int64_t i = 0; i < count; ++i) eights[i] = Spread<kBits>(eights[i]);
+  kSpreadAll<kBits>(eights, count);
 }
 
 using Convert = void (*)(uint64_t* eights, int64_t count, uint8_t* packed);

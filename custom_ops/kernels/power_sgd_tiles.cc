@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "common.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
@@ -98,11 +98,9 @@ GRADCOMP_PART void Product(Columns<const float> left, Columns<const float> right
   }
 }
 
-}  // namespace
-
-GRADCOMP_VARIANTS
-bool AddRows(const float* residual, const void* gradient, GradientType type, int64_t rows,
-             int64_t columns, int64_t stride, float* sum, int64_t sum_stride) {
+constexpr Vectorized kAddRows{[](const float* residual, const void* gradient, GradientType type,
+                                 int64_t rows, int64_t columns, int64_t stride, float* sum,
+                                 int64_t sum_stride) GRADCOMP_INLINED {
   switch (type) {
     case GradientType::kFloat:
       return AddRowsOf<float>(residual, gradient, rows, columns, stride, sum, sum_stride);
@@ -112,33 +110,52 @@ bool AddRows(const float* residual, const void* gradient, GradientType type, int
       return AddRowsOf<BFloat16>(residual, gradient, rows, columns, stride, sum, sum_stride);
   }
   return false;
-}
+}};
 
-GRADCOMP_VARIANTS
-void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank,
-                   Columns<float> left) {
+constexpr Vectorized kAddTimesRight{[](const Tile& tile, Columns<const float> right, int64_t rank,
+                                       Columns<float> left) GRADCOMP_INLINED {
   int64_t k = 0;
   for (; k + 4 <= rank; k += 4) TimesRight<4>(tile, From(right, k), From(left, k));
   for (; k + 2 <= rank; k += 2) TimesRight<2>(tile, From(right, k), From(left, k));
   for (; k < rank; ++k) TimesRight<1>(tile, From(right, k), From(left, k));
-}
+}};
 
-GRADCOMP_VARIANTS
-void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank,
-                  Columns<float> right) {
+constexpr Vectorized kAddTimesLeft{[](const Tile& tile, Columns<const float> left, int64_t rank,
+                                      Columns<float> right) GRADCOMP_INLINED {
   int64_t k = 0;
   for (; k + 4 <= rank; k += 4) TimesLeft<4>(tile, From(left, k), From(right, k));
   for (; k + 2 <= rank; k += 2) TimesLeft<2>(tile, From(left, k), From(right, k));
   for (; k < rank; ++k) TimesLeft<1>(tile, From(left, k), From(right, k));
-}
+}};
 
-GRADCOMP_VARIANTS
-void AddProduct(Columns<const float> left, Columns<const float> right, int64_t rank, float sign,
-                Tile* tile) {
+constexpr Vectorized kAddProduct{[](Columns<const float> left, Columns<const float> right,
+                                    int64_t rank, float sign, Tile* tile) GRADCOMP_INLINED {
   int64_t k = 0;
   for (; k + 4 <= rank; k += 4) Product<4>(From(left, k), From(right, k), sign, tile);
   for (; k + 2 <= rank; k += 2) Product<2>(From(left, k), From(right, k), sign, tile);
   for (; k < rank; ++k) Product<1>(From(left, k), From(right, k), sign, tile);
+}};
+
+}  // namespace
+
+bool AddRows(const float* residual, const void* gradient, GradientType type, int64_t rows,
+             int64_t columns, int64_t stride, float* sum, int64_t sum_stride) {
+  return kAddRows(residual, gradient, type, rows, columns, stride, sum, sum_stride);
+}
+
+void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank,
+                   Columns<float> left) {
+  kAddTimesRight(tile, right, rank, left);
+}
+
+void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank,
+                  Columns<float> right) {
+  kAddTimesLeft(tile, left, rank, right);
+}
+
+void AddProduct(Columns<const float> left, Columns<const float> right, int64_t rank, float sign,
+                Tile* tile) {
+  kAddProduct(left, right, rank, sign, tile);
 }
 
 }  // namespace gradcomp

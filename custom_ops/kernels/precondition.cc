@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "blocks.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
@@ -52,8 +53,8 @@ GRADCOMP_PART void PrefetchRun(const Number* numbers) {
   }
 }
 
-template <typename Gradient, typename Squares>
-GRADCOMP_VARIANTS float LargestMagnitude(const Gradient* gradient, int64_t size, Squares squares) {
+constexpr Vectorized LargestWithSquares{[](const auto* gradient, int64_t size,
+                                           auto squares) GRADCOMP_INLINED {
   uint32_t largest = 0;
   int64_t i = 0;
   for (; i + kRun <= size; i += kRun) {
@@ -66,7 +67,7 @@ GRADCOMP_VARIANTS float LargestMagnitude(const Gradient* gradient, int64_t size,
     largest = std::max(largest, squares.LargerMagnitude(i, ToFloat(gradient[i])));
   }
   return FromBits(largest);
-}
+}};
 
 // Multiplies the roots, because the product of their squares may overflow.
 GRADCOMP_PART float Quotient(float value, float moment, float root_of_scale, float epsilon) {
@@ -91,10 +92,9 @@ GRADCOMP_PART void DivideRun(const Gradient* gradient, Squares squares, int64_t 
   }
 }
 
-template <typename Gradient, typename Squares>
-GRADCOMP_VARIANTS void Divide(const Gradient* gradient, Squares squares, int64_t size,
-                              const AdamSettings& settings, float* second_moment,
-                              float* preconditioned) {
+constexpr Vectorized Divide{[](const auto* gradient, auto squares, int64_t size,
+                               const AdamSettings& settings, float* second_moment,
+                               float* preconditioned) GRADCOMP_INLINED {
   const float share = 1 - settings.beta_2;
   const float root_of_scale = std::sqrt(settings.scale);
   const float epsilon = settings.epsilon;
@@ -107,12 +107,11 @@ GRADCOMP_VARIANTS void Divide(const Gradient* gradient, Squares squares, int64_t
   }
   DivideRun(gradient + i, squares.From(i), size - i, share, root_of_scale, epsilon,
             second_moment + i, preconditioned + i);
-}
+}};
 
-template <typename Gradient, typename Squares>
-GRADCOMP_VARIANTS void TakeBackAll(const Gradient* gradient, Squares squares, int64_t size,
-                                   const AdamSettings& settings, float* second_moment,
-                                   float* preconditioned) {
+constexpr Vectorized TakeBackAll{[](const auto* gradient, auto squares, int64_t size,
+                                    const AdamSettings& settings, float* second_moment,
+                                    float* preconditioned) GRADCOMP_INLINED {
   // An update and its reversal are rounded by less than this share of the second moment.
   constexpr float kRounding = 0x1p-21f;
   const float share = 1 - settings.beta_2;
@@ -126,7 +125,7 @@ GRADCOMP_VARIANTS void TakeBackAll(const Gradient* gradient, Squares squares, in
     const float before = moment - share * squares.At(i, value) - kRounding * moment;
     second_moment[i] = std::max(0.0f, before) / decay;
   }
-}
+}};
 
 // Calls work(block) for each block of each tensor; a block is itself a PreconditionTensor.
 template <typename Work>
@@ -165,7 +164,7 @@ void Precondition(const std::vector<PreconditionTensor>& tensors,
 float LargestMagnitude(const PreconditionTensor& tensor) {
   float largest = 0;
   WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    largest = LargestMagnitude(gradient, tensor.size, squares);
+    largest = LargestWithSquares(gradient, tensor.size, squares);
   });
   return largest;
 }

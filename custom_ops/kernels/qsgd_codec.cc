@@ -10,6 +10,7 @@
 
 #include "pack_bits.h"
 #include "philox.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
@@ -81,7 +82,7 @@ struct Range {
   }
 };
 
-GRADCOMP_VARIANTS void Extend(const float* values, int64_t size, Range* range) {
+constexpr Vectorized Extend{[](const float* values, int64_t size, Range* range) GRADCOMP_INLINED {
   Range all = *range;
   for (int64_t i = 0; i < size; ++i) {
     const int32_t value = Ordered(values[i]);
@@ -89,7 +90,7 @@ GRADCOMP_VARIANTS void Extend(const float* values, int64_t size, Range* range) {
     all.largest = std::max(all.largest, value);
   }
   *range = all;
-}
+}};
 
 // Values are clipped to this limit, so that no difference or sum of sent values overflows.
 constexpr float kLimit = 0x1p126f;
@@ -106,9 +107,9 @@ Scale ScaleOf(const Range& range, int bits) {
 // Sends each value as the level below or above it, and keeps the rest. Offsets of 1/2 round to the
 // nearest level. Random offsets round up with a probability equal to the value's position between
 // the levels. If the inverse is infinite, the position of the minimum is NaN, which is not above 0.
-GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int64_t size,
-                                  Scale scale, float last_level, uint8_t* levels,
-                                  float* residual) {
+constexpr Vectorized SendLevels{[](const float* values, const float* offsets, int64_t size,
+                                   Scale scale, float last_level, uint8_t* levels,
+                                   float* residual) GRADCOMP_INLINED {
   const float inverse = 1 / scale.unit;
   for (int64_t i = 0; i < size; ++i) {
     const float position = (values[i] - scale.minimum) * inverse + offsets[i];
@@ -117,20 +118,22 @@ GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int
     levels[i] = static_cast<uint8_t>(level);
     residual[i] = values[i] - ValueOf(scale, static_cast<float>(level));
   }
-}
+}};
 
-GRADCOMP_VARIANTS void AddLevels(const uint8_t* levels, int64_t size, Scale scale, float* values) {
+constexpr Vectorized AddLevels{[](const uint8_t* levels, int64_t size, Scale scale,
+                                  float* values) GRADCOMP_INLINED {
   for (int64_t i = 0; i < size; ++i) values[i] += ValueOf(scale, static_cast<float>(levels[i]));
-}
+}};
 
-GRADCOMP_VARIANTS void ToOffsets(const Philox::Word* random, int64_t size, float* offsets) {
+constexpr Vectorized ToOffsets{[](const Philox::Word* random, int64_t size,
+                                  float* offsets) GRADCOMP_INLINED {
   const char* from = reinterpret_cast<const char*>(random);
   for (int64_t i = 0; i < size; ++i) {
     uint16_t bits;
     std::memcpy(&bits, from + 2 * i, sizeof bits);
     offsets[i] = (static_cast<float>(bits) + 0.5f) * 0x1p-16f;
   }
-}
+}};
 
 // The offsets of elements. Random offsets are the middles of 2^16 steps from 0 to 1.
 class Offsets {
@@ -240,8 +243,8 @@ GRADCOMP_PART double SquaredError(float value, Scale scale, float inverse, float
 }
 
 template <bool kStochastic>
-GRADCOMP_PART double SumOfSquaredErrors(const float* values, int64_t size, Scale scale,
-                                        float last_level) {
+constexpr Vectorized kSumOfSquaredErrors{[](const float* values, int64_t size, Scale scale,
+                                            float last_level) GRADCOMP_INLINED {
   const float inverse = 1 / scale.unit;
   double lanes[kSumLanes] = {};
   int64_t begin = 0;
@@ -254,17 +257,7 @@ GRADCOMP_PART double SumOfSquaredErrors(const float* values, int64_t size, Scale
     lanes[lane] += SquaredError<kStochastic>(values[begin], scale, inverse, last_level);
   }
   return std::accumulate(std::begin(lanes), std::end(lanes), 0.0);
-}
-
-GRADCOMP_VARIANTS double StochasticErrors(const float* values, int64_t size, Scale scale,
-                                          float last_level) {
-  return SumOfSquaredErrors<true>(values, size, scale, last_level);
-}
-
-GRADCOMP_VARIANTS double NearestErrors(const float* values, int64_t size, Scale scale,
-                                       float last_level) {
-  return SumOfSquaredErrors<false>(values, size, scale, last_level);
-}
+}};
 
 Status CheckBucket(const int32_t* words, int64_t size, int bits) {
   const Scale scale = LoadScale(words);
@@ -304,7 +297,6 @@ Status QsgdCodec::Check(const int32_t* words) const {
 
 double QsgdError(const float* values, int64_t size, const QsgdSettings& settings,
                  const ParallelFor& parallel_for) {
-  const auto sum = settings.stochastic ? StochasticErrors : NearestErrors;
   std::vector<double> of_buckets(CeilDiv(size, settings.bucket_size));
   parallel_for(of_buckets.size(), settings.bucket_size, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
@@ -313,7 +305,11 @@ double QsgdError(const float* values, int64_t size, const QsgdSettings& settings
       const int64_t count = std::min(settings.bucket_size, values + size - first);
       Range range;
       Extend(first, count, &range);
-      of_buckets[bucket] = sum(first, count, ScaleOf(range, settings.bits), LastLevel(settings.bits));
+      const Scale scale = ScaleOf(range, settings.bits);
+      const float last_level = LastLevel(settings.bits);
+      of_buckets[bucket] = settings.stochastic
+                               ? kSumOfSquaredErrors<true>(first, count, scale, last_level)
+                               : kSumOfSquaredErrors<false>(first, count, scale, last_level);
     }
   });
   return std::sqrt(std::accumulate(of_buckets.begin(), of_buckets.end(), 0.0));

@@ -4,10 +4,9 @@
 #include <cstdint>
 
 #include "floats.h"
+#include "simd.h"
 
 namespace gradcomp {
-
-enum class Simd { kPortable, kAvx2, kAvx512 };
 
 // Consecutive whole bins of one tensor. The last bin may be short.
 struct BinRun {
@@ -38,9 +37,5 @@ struct BinKernels {
 };
 
 BinKernels FindBinKernels(Simd simd, GradientType type, int64_t bin_size);
-
-bool IsSupported(Simd simd);  // by this processor and this build
-Simd BestSimd();
-const char* Name(Simd simd);
 
 }  // namespace gradcomp

@@ -3,10 +3,6 @@
 
 #include "scan_bins.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define GRADCOMP_X86 1
-#endif
-
 namespace gradcomp {
 
 BinKernels PortableBinKernels(GradientType type, int64_t bin_size);

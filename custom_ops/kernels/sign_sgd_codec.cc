@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pack_bits.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
@@ -21,28 +22,30 @@ Word* SignsAt(Word* words, int64_t begin) {
   return words + kMeanWords + begin / 32;
 }
 
-GRADCOMP_VARIANTS void AddMagnitudes(const float* values, int64_t size, double* lanes) {
+constexpr Vectorized AddMagnitudes{[](const float* values, int64_t size,
+                                      double* lanes) GRADCOMP_INLINED {
   constexpr int64_t kLanes = SignSgdCodec::kLanes;
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += std::fabs(values[i + lane]);
   }
   for (; i < size; ++i) lanes[i % kLanes] += std::fabs(values[i]);
-}
+}};
 
 // Sends +mean or -mean for each value, and keeps the rest. 0 and -0 count as positive.
-GRADCOMP_VARIANTS void SendSigns(const float* values, int64_t size, float mean, uint8_t* codes,
-                                 float* residual) {
+constexpr Vectorized SendSigns{[](const float* values, int64_t size, float mean, uint8_t* codes,
+                                  float* residual) GRADCOMP_INLINED {
   for (int64_t i = 0; i < size; ++i) {
     const bool negative = values[i] < 0;
     codes[i] = negative;
     residual[i] = values[i] - (negative ? -mean : mean);
   }
-}
+}};
 
-GRADCOMP_VARIANTS void AddSigns(const uint8_t* codes, int64_t size, float mean, float* values) {
+constexpr Vectorized AddSigns{[](const uint8_t* codes, int64_t size, float mean,
+                                 float* values) GRADCOMP_INLINED {
   for (int64_t i = 0; i < size; ++i) values[i] += codes[i] ? -mean : mean;
-}
+}};
 
 class SignSgdEncoder : public TensorEncoder {
  public:

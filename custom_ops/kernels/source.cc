@@ -1,15 +1,14 @@
 #include "source.h"
 
-#include "common.h"
+#include "simd.h"
 
 namespace gradcomp {
 namespace {
 
-template <typename Gradient>
-GRADCOMP_VARIANTS void Add(const float* residual, const Gradient* gradient, int64_t size,
-                           float* sums) {
+constexpr Vectorized Add{[](const float* residual, const auto* gradient, int64_t size,
+                            float* sums) GRADCOMP_INLINED {
   for (int64_t i = 0; i < size; ++i) sums[i] = residual[i] + ToFloat(gradient[i]);
-}
+}};
 
 }  // namespace
 
