@@ -134,6 +134,11 @@ STEPS = """
 """
 
 
+def test_the_loader_picks_no_kernel():
+    """It does not know GRADCOMP_SIMD; compilers call its functions for this `.resolver`."""
+    assert b".resolver\0" not in library.PATH.read_bytes()
+
+
 def test_no_result_depends_on_the_limit_of_the_vectors():
     limits = [{"GRADCOMP_SIMD": limit} for limit in library.SIMD_LIMITS]
     workers = run_workers(STEPS, len(limits), per_worker_env=limits)
