@@ -25,9 +25,8 @@ __attribute__((target("avx2"))) auto CallOnAvx2(const Body& body, Args&... args)
 }
 #endif
 
-// A function that is compiled for processors with wider vectors, too. Its body is a lambda that is
-// GRADCOMP_INLINED. AVX2 is the widest: 512 bits pay where they replace many instructions, as
-// in scan_bins_avx512.cc.
+// A function that is compiled twice, for any processor and for AVX2, and runs the variant that BestSimd
+// allows. Its body is a lambda that is GRADCOMP_INLINED.
 template <typename Body>
 struct Vectorized {
   template <typename... Args>
