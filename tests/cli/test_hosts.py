@@ -19,7 +19,7 @@ from tf_gradcomp.launch.remote_worker import LOADER, MessageSplitter, program_te
 
 # As the client of ssh does, it carries stdin to a session that does not end with it.
 SSH = f"""#!{sys.executable} -IS
-import os, pathlib, subprocess, sys, threading
+import os, pathlib, subprocess, sys, threading, time
 *options, host, command = sys.argv[1:]
 if host == "-G":
     print("hostname", command.rpartition("@")[2])
@@ -31,6 +31,8 @@ if host == "bare":
     command = "exec /no/python"
 with open(pathlib.Path(__file__).with_name("clients"), "a") as file:
     print(host, os.getpid(), file=file)
+if pathlib.Path(__file__).with_name(f"hangs-{{host}}").exists():
+    time.sleep(300)
 remote = subprocess.Popen(
     ["sh", "-c", command],
     stdin=subprocess.PIPE,
@@ -211,6 +213,27 @@ def test_the_first_message_names_everything_that_hosts_lack(program, ssh, tmp_pa
         done = gradcomp("run", *args, env=ssh, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.splitlines() == ["Error: workers cannot be started on", *messages]
+
+
+def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, tmp_path):  # noqa: F811
+    body = "pathlib.Path(sys.argv[1], 'bin/hangs-host1').touch(); sys.exit(9)"
+    options = ["-H", "host1", "--json", "--max-restarts", "9"]
+    with subprocess.Popen(
+        [*COMMAND, "run", *options, program(START + body), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ENV, **ssh},
+    ) as process:
+        until = time.monotonic() + 300
+        while len(clients(ssh)) < 3:  # surveyed, run, and surveyed again
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert (process.returncode, json.loads(out)["exit_code"]) == (9, 9)
+    assert "gradcomp: no restart: stopped by SIGINT.\n" in err
+    assert all(ends(pid) for _, pid in clients(ssh))
 
 
 def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811

@@ -32,7 +32,7 @@ def play(runs, number=3, least=1):
             slots.forgive(used)
         elif slots.blame(end(used, *run) if isinstance(run, tuple) else end(used, run), used)[1]:
             return [*history, "*"]
-        used = slots.usable(range(number))
+        used = slots.usable(range(number), used)
     return [*history, "".join(map(str, used))]
 
 
@@ -84,7 +84,15 @@ def test_the_end_to_report_is_the_first_of_its_kind():
 
 def test_workers_of_hosts_that_are_away_do_not_take_part():
     slots = Slots(4, 1)
-    assert slots.usable([0, 3]) == [0, 3]
+    assert slots.usable([0, 3], [0, 1, 2, 3]) == [0, 3]
     for _ in range(2):
         slots.blame(end([0, 3], 3), [0, 3])
-    assert slots.usable([0, 1, 3]) == [0, 1]
+    assert slots.usable([0, 1, 3], [0, 3]) == [0, 1]
+
+
+def test_the_program_is_not_to_blame_for_the_loss_of_hosts():
+    slots, used = Slots(4, 1), [0, 1, 2, 3]
+    for present in ([0, 1, 2], [0, 1], [0, 1]):  # hosts are lost after two runs of three
+        assert slots.blame(end(used, used[-1], LOST), used) == (None, None)
+        used = slots.usable(present, used)
+    assert slots.blame(end(used, 1, LOST), used)[1] is not None

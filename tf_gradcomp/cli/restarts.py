@@ -44,7 +44,7 @@ class Restarts:
 
     Args:
         run: Runs the job once.
-        slots: Decides who takes part in a run.
+        slots: Decides which workers take part in a run.
         survey: Looks at the hosts before a run; None without hosts.
         most: The maximum number of restarts.
         timeout: The number of seconds that all runs together may take.
@@ -141,7 +141,7 @@ class Restarts:
             present = [*self._hosts.slots]
             for problem in self._hosts.problems:
                 _print_notice(f"no worker can be started on {problem}")
-        before, self._used = self._used, self._slots.usable(present)
+        before, self._used = self._used, self._slots.usable(present, self._used)
         count = f"{len(self._used)} of {every} workers"
         if len(self._used) < least:
             _print_notice(f"no restart: {count} could start, and the job needs {least}.")

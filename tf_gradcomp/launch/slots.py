@@ -29,8 +29,16 @@ class Slots:
         self._blamed: dict[int | None, JobResult] = {}  # by slot; under None, the program
         self._left_out: set[int] = set()
 
-    def usable(self, present: Collection[int]) -> list[int]:
-        """Returns the slots for the next run, of those whose hosts can run workers."""
+    def usable(self, present: Collection[int], used: Collection[int]) -> list[int]:
+        """Returns the slots for the next run.
+
+        Args:
+            present: The slots on hosts that can run workers.
+            used: The slots of the last run. If hosts of some were lost, the program is not to
+                blame for the end of that run.
+        """
+        if not {*used} <= {*present}:
+            self._blamed.pop(None, None)
         return [slot for slot in range(self.number) if slot in {*present} - self._left_out]
 
     def forgive(self, used: Sequence[int]) -> None:
