@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp.groups import notices
 
 
 def build(optimizer=None, **settings):
@@ -165,6 +166,22 @@ def test_a_job_that_fails_again_resumes_from_its_latest_epoch(tmp_path):
     # 10 updates, 4 of them in epoch 1; after resuming 3 more, and whole epochs 1 and 2 of 6
     # updates.
     assert updates == [10, 13, 12 + 12]
+
+
+@pytest.mark.parametrize("backup_of", [keras.callbacks, gc.callbacks], ids=["keras", "gc"])
+def test_a_restarted_job_without_its_backup_says_that_it_begins_from_zero(
+    tmp_path, monkeypatch, caplog, backup_of
+):
+    monkeypatch.setenv("GRADCOMP_SAVED", "1")
+    message = f"begins from zero, because there is no backup in {str(tmp_path / 'backup')!r}"
+    for told, steps in ((True, 10), (False, 1000)):  # the second job finds the first one's
+        notices.forget()
+        caplog.clear()
+        backup = backup_of.BackupAndRestore(tmp_path / "backup")
+        with contextlib.suppress(KeyboardInterrupt):
+            data = np.ones((12, 30)), np.ones((12, 3))
+            build().fit(*data, batch_size=2, epochs=3, verbose=0, callbacks=[backup, Dies(steps)])
+        assert (message in caplog.text) == told
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"use_ema": True}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tf_gradcomp.environment import SAVES
+from tf_gradcomp.environment import SAVED, SAVES
 
 
 def note_save() -> None:
@@ -18,3 +18,8 @@ def note_save() -> None:
 def may_be_restarted() -> bool:
     """Returns whether the program that has started this worker starts it again if it dies."""
     return bool(os.environ.get(SAVES))
+
+
+def saved_before() -> bool:
+    """Returns whether this is the restart of a job that had saved."""
+    return bool(os.environ.get(SAVED))

@@ -14,7 +14,7 @@ workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
 """
 WITH_GPUS = """
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-print(index, len(workers), gpu, flush=True)
+print(index, len(workers), gpu, os.environ.get("GRADCOMP_SAVED"), flush=True)
 deaths = pathlib.Path(sys.argv[1], "deaths")
 if gpu == "0" and (not deaths.exists() or len(deaths.read_text()) < 2):
     with open(deaths, "a") as file:
@@ -117,7 +117,10 @@ def test_a_worker_that_dies_at_once_is_left_out_until_the_others_have_saved(prog
         (0, None),
     ]
     # The others get new numbers and keep their GPUs.
-    assert {"[worker 0] 0 2 1", "[worker 1] 1 2 2"} <= {*said(done)}
+    assert {"[worker 0] 0 2 1 None", "[worker 1] 1 2 2 None"} <= {*said(done)}
+    assert [line for line in said(done) if line.endswith(" 1")] == [  # after the first save
+        f"[worker {worker}] {worker} 3 {worker} 1" for worker in range(3)
+    ]
     assert "gradcomp: slot 0 is left out until the other workers have saved" in done.stderr
     nothing = ", from zero: nothing has been saved.\n"
     assert f"gradcomp: restart 1 of 9{nothing}" in done.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tf_gradcomp.cli.job import report_end
-from tf_gradcomp.environment import SAVES
+from tf_gradcomp.environment import SAVED, SAVES
 from tf_gradcomp.launch import JobResult, Rank, Slots, Survey
 
 Run = Callable[[Sequence[int], Survey | None, float | None, Mapping[str, str]], JobResult]
@@ -99,7 +99,8 @@ class Restarts:
     def _run_noting(self, saves: str, left: float | None) -> bool:
         """Runs the job once; returns whether it has saved."""
         saved = os.stat(saves).st_size
-        result = self._run_once(self._used, self._hosts, left, {SAVES: saves})
+        noting = {SAVES: saves, **({SAVED: "1"} if saved else {})}
+        result = self._run_once(self._used, self._hosts, left, noting)
         if result.timed_out is not None:
             result = dataclasses.replace(result, timed_out=self._timeout)
         self._runs.append((self._used, result))
