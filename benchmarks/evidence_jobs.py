@@ -15,7 +15,7 @@ Run: TypeAlias = Training | Encoding
 
 EPOCH = 22  # steps in which each of the digits is seen once
 EVALUATIONS = 4  # of tasks that take longer to evaluate
-_ENCODING_SECONDS = 0.5  # for each learner
+_ENCODING_SECONDS = 0.3  # for each learner
 
 
 def expected_seconds(run: Run) -> float:

@@ -33,7 +33,8 @@ one for each run: its settings, seed, machine, versions, curve and bytes. Do not
 
 - The runs are simulations: learners in one process train a small network for a few hundred steps.
   They show whether a claim holds at that size, and not how a paper's own network would train.
-- Numbers of steps and learning rates were chosen by dense training alone: it must be near its end.
+- Where a claim was undecided in an earlier run, its steps and learning rate were changed: by dense
+  training alone, before any compressed run with them.
 - "Recalled" marks figures that we know from memory or at second hand. All others were read in the
   paper.
 - "Reproduced" means that the runs meet the limits named with the claim, and "not reproduced" that

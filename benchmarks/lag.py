@@ -2,9 +2,10 @@
 
     python benchmarks/lag.py    # writes lags.json: bits per character, for each seed
 
-A small LSTM trains for a few steps on the text that Python has with it. That text differs between
-versions of Python, and so does the loss; the lag behind dense training on the same batches differs
-no more than between seeds.
+A small LSTM trains for a few steps on the text that Python has with it. Its loss is multiplied by a
+small number, so that Adam's epsilon counts: epsilon is where a delay of small gradients once crept
+in. The text differs between versions of Python, and so does the loss; the lag behind dense training
+on the same batches differs no more than between seeds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import simulated
 from simulated import Training
 
 FILE = Path(__file__).with_name("lags.json")
-DENSE = Training("python-small", 1, 0, 60)
+DENSE = Training("python-faint", 1, 0, 60)
 SEEDS = 6
-COMPARED = 2  # seeds that train again
 EVERY = 20  # steps between evaluations
 
 
@@ -36,7 +36,7 @@ def lag(seed: int) -> float:
 
 
 def limit() -> float:
-    """Returns the largest mean lag that passes: four deviations above the recorded lags.
+    """Returns the largest lag that passes: four deviations above the mean of those recorded.
 
     Other texts and other orders of rounding change a lag about as much as another seed.
     """
@@ -45,8 +45,8 @@ def limit() -> float:
 
 
 def compare() -> str | None:
-    """Trains some seeds again; returns what is wrong if they lag more than when recorded."""
-    measured = statistics.mean(lag(seed) for seed in range(COMPARED))
+    """Trains again; returns what is wrong if AdaComp lags more than when that was recorded."""
+    measured = lag(0)
     found = f"AdaComp is {measured:+.3f} bits per character behind dense training"
     print(f"{found}; up to {limit():+.3f} were allowed by what is recorded.")
     if measured <= limit():

@@ -33,6 +33,7 @@ import texts
 import transformer_lm
 
 WORTH_TRACING = 25  # exchanges of each learner
+FAINT = 0.001  # by which a loss is multiplied
 DATA = "GRADCOMP_DATA"
 DENSE = "no_compression"
 
@@ -104,6 +105,14 @@ def _lstm(file: str | None, training: Training, **sizes: int) -> Made:
     return model, texts.sequences(text), texts.sequences(held_out)
 
 
+def _faint_lstm(training: Training) -> Made:
+    """A small LSTM with gradients so small that Adam's epsilon, and errors in it, count."""
+    model, rows, held_out = _lstm(None, training, width=64)
+    metrics = [texts.bits_per_character]
+    model.compile(model.optimizer, model.loss, loss_weights=FAINT, metrics=metrics)
+    return model, rows, held_out
+
+
 def _transformer(training: Training) -> Made:
     text, held_out = texts.load(None)
     rate = training.rate * transformer_lm.LEARNING_RATE
@@ -136,17 +145,18 @@ WORKLOADS = {
     ),
     "python": Workload(functools.partial(_lstm, None), TEXT),
     "python-small": Workload(functools.partial(_lstm, None, width=64), TEXT),
+    "python-faint": Workload(_faint_lstm, TEXT),
     "transformer": Workload(_transformer, TRANSFORMER),
 }
 
 
 START_SECONDS = 4.0  # of a process
 _SECONDS = {  # of a row's gradient, and of a learner's part of a step, on one core
-    "digits": (0.00015, 0.006),
-    "mnist": (0.0008, 0.01),
-    "shakespeare": (0.0015, 0.026),
-    "shakespeare-2layers": (0.003, 0.06),
-    "python": (0.0015, 0.026),
+    "digits": (0.0001, 0.008),
+    "mnist": (0.0005, 0.014),
+    "shakespeare": (0.0008, 0.08),
+    "shakespeare-2layers": (0.001, 0.12),
+    "python": (0.0008, 0.08),
     "python-small": (0.0004, 0.012),
     "transformer": (0.004, 0.03),
 }

@@ -117,7 +117,7 @@ PAPER = Paper(
             "65 to 400 times, flat",
             recalled=False,
             ran="The digits network, SGD with momentum, batch 64, 440 steps, the paper's rates by "
-            "layer, with 8 and 64 learners.",
+            "layer from the first step on, with 8 and 64 learners.",
             runs={
                 "dense": DIGITS,
                 **{f"{count} learners": by(DIGITS, count, "scalecom") for count in (8, 64)},
@@ -156,7 +156,7 @@ PAPER = Paper(
             "beta = 0.1 is level",
             recalled=True,
             ran="The digits network on MNIST, SGD with momentum, batch 1,024, 1.5 times the "
-            "learning rate, 32 learners, 120 steps.",
+            "learning rate, 32 learners, 120 steps without warm-up.",
             runs={
                 "dense": LARGE,
                 "beta 1": by(LARGE, 32, "scalecom"),
