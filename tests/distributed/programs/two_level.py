@@ -4,6 +4,7 @@ WAY is `flat` if the replicas of a process do not sum their gradients before the
 `strategy` if the strategy has the compressor, and `flat strategy` if both.
 """
 
+import functools
 import os
 import pathlib
 import signal
@@ -76,21 +77,37 @@ def built(
     return model
 
 
-def fit(model, steps=STEPS, **settings):
-    """Trains; each process has its part of each batch, for any number of replicas."""
+def batches(steps):
+    """Returns each process' part of each batch, for any number of replicas."""
 
     def of_process(context):
         rows = np.arange(BATCH * steps).reshape(steps, SIZE, -1)[:, RANK].ravel()
         own = tf.data.Dataset.from_tensor_slices(tuple(values[rows] for values in data()))
         return own.batch(context.get_per_replica_batch_size(BATCH))
 
-    batches = strategy.distribute_datasets_from_function(of_process)
-    model.fit(batches, steps_per_epoch=steps, verbose=0, **settings)
+    return strategy.distribute_datasets_from_function(of_process)
 
 
-def train(optimizer, compressor, steps=STEPS, **settings):
+def fit(model, steps=STEPS, **settings):
+    model.fit(batches(steps), steps_per_epoch=steps, verbose=0, **settings)
+
+
+@functools.cache
+def step_of(model):
+    return tf.function(lambda *batch: strategy.run(model.train_step, [batch]))
+
+
+def take_steps(model, steps=STEPS):
+    """Trains in a loop, which TensorFlow traces in less time than `fit`."""
+    for batch in batches(steps):
+        step_of(model)(*batch)
+
+
+def train(optimizer, compressor, steps=STEPS, by=take_steps, **settings):
     model = built(optimizer, compressor, **settings)
-    fit(model, steps)
+    by(model, steps)
+    if "local_steps" in settings:
+        model.optimizer.synchronize()
     return {**seen_of(model), "values": values_of(model)}
 
 
@@ -137,21 +154,21 @@ def adam(**settings):
 
 def planned():
     model = built(sgd(), gc.compressors.LGreCo("qsgd", budget=4.0))
-    fit(model)
+    take_steps(model)
     plan = exchange_of(model).plan_settings()
-    fit(model)
+    take_steps(model)
     return {**seen_of(model), "values": values_of(model), "plan": plan.settings}
 
 
 def handed_over():
     """Moves the inner optimizer's second moments to the processes."""
     before = built(adam(), ADACOMP, precondition=None)
-    fit(before, 2)
+    take_steps(before, 2)
     path = gc.worker_path(SAVED / "inner.weights.h5")
     before.save_weights(path)
     model = built(adam(), ADACOMP)
     model.load_weights(path)
-    fit(model, 2)
+    take_steps(model, 2)
     return {**seen_of(model), "values": values_of(model)}
 
 
@@ -160,7 +177,7 @@ def taken_over():
     model = built(adam(gradient_accumulation_steps=2), ADACOMP)
     for accumulator in keras_private.accumulators(inner_of(model.optimizer)):
         accumulator.assign(np.ones(accumulator.shape))
-    fit(model, 1)
+    take_steps(model, 1)
     return [np.asarray(accumulator.value) for accumulator in model.optimizer.variables[-5:]]
 
 
@@ -220,7 +237,9 @@ def of_any_way():
         "lgreco": planned(),
         "handed over": handed_over(),
         "taken over": taken_over(),
-        "rounds": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2, fragments=2)),
+        "rounds": train(
+            sgd(), "top_k", by=fit, local_steps=lambda: rounds(warmup_steps=2, fragments=2)
+        ),
         "updates": train(
             adam(gradient_accumulation_steps=2), "no_compression", local_steps=lambda: 3
         ),
@@ -228,7 +247,7 @@ def of_any_way():
         "within": within_a_round(),
         "statistics": statistics(),
         # A job with several replicas in each process does this eagerly, the other one in a graph.
-        "eager": train(sgd(momentum=0.9), "no_compression", 2, run_eagerly=REPLICAS > 1),
+        "eager": train(sgd(momentum=0.9), "no_compression", 2, fit, run_eagerly=REPLICAS > 1),
     }
 
 
@@ -258,7 +277,7 @@ def load():
     model = built(adam(), ADACOMP, seed=1)
     checkpoint(model).read(str(LOADED / "tf")).assert_consumed()
     seen["tf"] = seen_of(model)
-    fit(model)
+    take_steps(model)
     seen["later"] = seen_of(model)
     return seen
 
