@@ -12,6 +12,8 @@ PROGRAMS = sorted(path.stem for path in [*TESTS.glob("*_test.cc"), *TESTS.glob("
 # These have a variant for AVX2, which the processor picks, and a portable one. AdaComp's test runs
 # all of its variants by itself.
 VECTORIZED = [f"{name}_test" for name in ("chunks", "power_sgd", "precondition", "quantized")]
+KERNELS = TESTS.parent / "kernels"
+KEPT_OBJECTS = TESTS.parents[1] / "build" / "objects"
 SANITIZE = ["-fsanitize=address,undefined"]
 
 
@@ -22,6 +24,16 @@ def compiles(tmp_path, flags):
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def kept_objects():
+    """Returns the present kernels' objects if dev.py has compiled them, and nothing otherwise."""
+    wanted = {"kernels", *(path.stem for path in KERNELS.glob("scan_bins_*.cc"))}
+    kept = {path.name.partition("-")[0]: path for path in KEPT_OBJECTS.glob("*.o")}
+    changed = max(path.stat().st_mtime for path in KERNELS.iterdir())
+    if not wanted <= kept.keys() or min(kept[n].stat().st_mtime for n in wanted) <= changed:
+        return []
+    return [str(kept[name]) for name in sorted(wanted)]
+
+
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory):
     if shutil.which("g++") is None or shutil.which("make") is None:
@@ -29,8 +41,9 @@ def binaries(tmp_path_factory):
     directory = tmp_path_factory.mktemp("kernels")
     if not compiles(directory, SANITIZE):
         pytest.skip("g++ has no runtime for address and undefined-behaviour sanitizers")
+    kept = kept_objects()
     build = subprocess.run(
-        ["make", "-j2", "all", f"BUILD={directory}"],
+        ["make", "-j2", "all", f"BUILD={directory}", *([f"PLAIN={' '.join(kept)}"] if kept else [])],
         cwd=TESTS,
         capture_output=True,
         text=True,
