@@ -25,13 +25,13 @@ def compiles(tmp_path, flags):
 
 
 def kept_objects():
-    """Returns the present kernels' objects if dev.py has compiled them, and nothing otherwise."""
+    """Tells make of the present kernels' objects if dev.py has compiled them."""
     wanted = {"kernels", *(path.stem for path in KERNELS.glob("scan_bins_*.cc"))}
     kept = {path.name.partition("-")[0]: path for path in KEPT_OBJECTS.glob("*.o")}
     changed = max(path.stat().st_mtime for path in KERNELS.iterdir())
     if not wanted <= kept.keys() or min(kept[n].stat().st_mtime for n in wanted) <= changed:
         return []
-    return [str(kept[name]) for name in sorted(wanted)]
+    return [f"PLAIN={' '.join(str(kept[name]) for name in wanted)}"]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,8 @@ def binaries(tmp_path_factory):
     directory = tmp_path_factory.mktemp("kernels")
     if not compiles(directory, SANITIZE):
         pytest.skip("g++ has no runtime for address and undefined-behaviour sanitizers")
-    kept = kept_objects()
     build = subprocess.run(
-        ["make", "-j2", "all", f"BUILD={directory}", *([f"PLAIN={' '.join(kept)}"] if kept else [])],
+        ["make", "-j2", "all", f"BUILD={directory}", *kept_objects()],
         cwd=TESTS,
         capture_output=True,
         text=True,
