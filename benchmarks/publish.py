@@ -4,8 +4,8 @@
     python benchmarks/publish.py results/default/network.json results/time-to-accuracy-*.json
 
 Results of `network.py` replace the recorded steps, so give the files of all runs that belong
-together. The same holds for results of `time_to_accuracy.py`. In a page, the lines between `<!--
-NAME -->` and `<!-- end of NAME -->` are replaced.
+together. The same holds for results of `time_to_accuracy.py`. `local_steps_accuracy.py` leaves its
+own records. In a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import checklist
 import click
 import headline
 import jobs
+import local_steps_accuracy
 import network_plots
 import network_report
 import records
@@ -31,6 +32,7 @@ from setups import setups
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
 CHECKLIST, WORTH_IT = DOCS / "checklist.md", DOCS / "worth_it.md"
+LOCAL_STEPS = DOCS / "local_steps.md"
 LAST_RUN, SOONER = DOCS / "last_run.md", DOCS / "time_to_accuracy.md"
 FRONT, README = ROOT / "benchmarks" / "README.md", ROOT / "README.md"
 
@@ -49,6 +51,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         },
         WORTH_IT: {"tables": worth_it.full_tables(found)},
         SOONER: {"trainings": sooner.details(trained)},
+        LOCAL_STEPS: {"tables": [local_steps_accuracy.tables_of(records.LOCAL_STEPS)]},
         FRONT: {
             "findings": headline.findings(found, trained["setups"]),
             "losses": [checklist.total(found)],
