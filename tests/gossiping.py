@@ -52,13 +52,13 @@ class Workers:
             one.corrections(*args, rows=rows)
             for one, *args in self._exchanges(outgoing, round_number)
         ]
-        for own, factors, (moves, factors) in zip(
+        for own, stored, (moves, factors) in zip(
             self.values, self.factors[rows], received, strict=True
         ):
             for value, move in zip(own, moves, strict=True):
                 value.assign_add(move)
             if factors.shape[1]:
-                factors.assign(factors)
+                stored.assign(factors)
 
     def _exchanges(self, outgoing, round_number):
         for rank, one in enumerate(self.messages):
