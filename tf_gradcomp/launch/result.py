@@ -181,7 +181,7 @@ def _early_exit_lines(first: WorkerEnd, early: Sequence[WorkerEnd]) -> list[str]
 
 def _early_exit_line(end: WorkerEnd) -> str:
     return (
-        f"worker {end.index} had early after {end.seconds:.1f} s, {end.how}. If the other workers "
+        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the other workers "
         f"waited for it, this is the cause. {_SAME_STEPS}"
     )
 
