@@ -1,9 +1,10 @@
-"""Trains until told to stop, and checks after each epoch that no gradient was lost: FOLDER.
+"""Trains until a file asks it to stop, and checks after each epoch that no gradient was lost.
 
 All gradients are whole numbers, so float32 holds each sum of them exactly. The weights begin at
-zero and the learning rate is 1: what was applied is minus the weights. Applied plus unsent must
-equal what the data gave in all epochs so far, also after a restart. FOLDER gets the backup and
-`log.jsonl`, to which the workers append lines. A file named `stop` there ends the training.
+zero and the learning rate is 1, so the applied gradients are the negated weights. Applied plus
+unsent gradients must equal the sum over all epochs so far, also after a restart. The argument is a
+folder for the backup and for `log.jsonl`, to which the workers append lines. A file named `stop` in
+the folder ends the training.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ def measure(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METH
         for method in methods:
             for setting in method.timed:
                 works = method.on_gpu(gpu, inputs, **setting).works()
-                measure_beside_a_copy(gpu, inputs, label(method, setting), list(works))
+                measure_relative_to_copy(gpu, inputs, label(method, setting), list(works))
                 gpu.free()
 
 
-def measure_beside_a_copy(gpu: Gpu, inputs: Inputs, name: str, works: list[Work]) -> None:
+def measure_relative_to_copy(gpu: Gpu, inputs: Inputs, name: str, works: list[Work]) -> None:
     """Measures each work and the copy in turns."""
     size = inputs.residual.size
     source, target = gpu.put(inputs.residual), gpu.room(4 * size)

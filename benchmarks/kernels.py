@@ -1,18 +1,19 @@
-"""Times what methods compute beside `residual += gradient` on arrays of the same size.
+"""Times the computation of methods relative to `residual += gradient` on arrays of the same size.
 
-Of AdaComp, that is encoding and decoding; of ScaleCom, what the leader does before it broadcasts;
-and of every method the whole step of one replica that has nobody to talk to: all but communication.
+For AdaComp, encoding and decoding are timed; for ScaleCom, the leader's work before its broadcast.
+For every method, the whole step of a single replica is timed: everything except communication.
 
 Gradients are a fixed mean from N(0, 0.02^2) with fresh noise from N(0, 0.3^2), and the residuals
 are warmed up first: from an empty residual ten times as much is sent. All is timed in one run, in
 turns, because memory bandwidth varies from minute to minute, and once for each setting of malloc.
 
 With --check, kernels are compared with ratios that --record wrote for the same processor and
-instruction set. This is on one thread, by the processor's time, which other programs disturb least.
-Kernels are also timed beside a product of matrices, because machines with the same processor differ
-in their memory's speed. A kernel is too slow only if it is so beside both.
+instruction set. This check runs on one thread and counts the processor's time, which other programs
+disturb least. Kernels are also timed relative to a product of matrices, because machines with the
+same processor differ in their memory's speed. A kernel is too slow only if both ratios are too
+large.
 
-With --products, PowerSGD's step is timed beside the same step by `tf.matmul`, for matrices of real
+With --products, PowerSGD's step is compared with the same step by `tf.matmul`, for matrices of real
 models.
 """
 
@@ -69,11 +70,11 @@ class AdaComp:
         self.payload = None
 
     def encode(self, gradient):
-        """One step; what it sends stays in `payload`."""
+        """Encodes the gradient of one step into `payload`."""
         self.payload, _ = ops.adacomp_encode([self.residual], [gradient], 0, **self.layout)
 
     def divide_and_encode(self, gradient):
-        """One step on what Adam's second moment makes of the gradient."""
+        """Encodes the gradient of one step, divided by Adam's second moment."""
         self._step += 1
         moments = second_moments(self._moment, self._step)
         ops.adacomp_encode([self.residual], [gradient], 0, second_moments=moments, **self.layout)
@@ -259,12 +260,12 @@ def warm_up(work, stream, steps):
 
 
 def measure(work, floors, stream, clock=time.perf_counter):
-    """Returns the stopwatch of all work, and those of the floors in their turns with each label."""
+    """Returns a stopwatch of all work and one of each floor, all by the labels of the work."""
     stopwatch, *of_floors = [Stopwatch(clock) for _ in range(1 + len(floors))]
     for step, gradient in enumerate(stream):
         for label, one in work.items():
             one.prepare(gradient)
-            # In turns, so that none always finds what the other left in the cache.
+            # The order alternates, so that neither always finds the other's data in the cache.
             turn = [*zip(of_floors, floors, strict=True), (stopwatch, one.run)]
             for watch, do in turn if step % 2 else reversed(turn):
                 watch.run(label, do, gradient)
@@ -306,9 +307,9 @@ METHODS = [name for name in compressors.names() if name not in _NOT_TIMED]
 
 
 def ratios(labels=None):
-    """The least time of all kernels, or of some, over that of each floor.
+    """Returns the least time of all kernels, or of some, divided by the least time of each floor.
 
-    Each call has arrays of its own: how fast one is read depends on the pages that it got, too.
+    Each call allocates new arrays, because the speed of reading also depends on an array's pages.
     """
     of_all = contenders(ELEMENTS, methods=[])
     stream = gradients(ELEMENTS, WARM_UP + REPEATS)
@@ -335,7 +336,7 @@ def record():
 
 
 def lesser(measured, again):
-    """The lesser ratios of two measurements, the second of which may lack some kernels."""
+    """Returns the lesser ratios of two measurements; the second may lack some kernels."""
     both = {label: zip(measured[label], ratios, strict=True) for label, ratios in again.items()}
     return measured | {label: [min(pair) for pair in pairs] for label, pairs in both.items()}
 
@@ -392,7 +393,7 @@ def measure_under_each(mallocs):
 def main(elements, methods, threads, repeats, warm_up_steps, mode, mallocs):
     alone = mode in ("record", "check")
     tf.config.threading.set_intra_op_parallelism_threads(1 if alone else threads)
-    library.load()  # what is wrong with it shows now
+    library.load()  # fails now if the library is broken
     if mode == "products":
         rich.print(f"{used_processor()}, {threads} threads, TensorFlow {tf.__version__}")
         return compare_products(repeats)

@@ -10,9 +10,9 @@ compared at their default setting, at the lower bound of what plans choose from,
 AdaComp at bins of 50, of 500, and with plans. `periods` tells whether the last steps of a period
 give the same plan as all of them.
 
-Ratios are of the payload: of the last epochs, and of the whole run. The time of planning, with that
-of giving the plan to all learners, is shown beside that of one learner's steps, without the first
-plan, which loads what it needs; both are the processor's.
+Ratios are of the payload: of the last epochs, and of the whole run. The time of planning includes
+giving the plan to all learners. It is shown as a share of the time of one learner's steps, without
+the first plan, which loads its libraries. Both are processor time.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ WORKLOADS = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One training: which it is."""
+    """The settings of one training."""
 
     workload: str
     learners: int
@@ -99,9 +99,9 @@ class Training:
 
     Attributes:
         learners: The learners.
-        step_seconds: Of each step, of all learners together.
-        plan_seconds: Of each plan.
-        epochs: The held-out metric, the mean bytes of a step, and what is said of the plan.
+        step_seconds: The seconds of each step, summed over all learners.
+        plan_seconds: The seconds of each plan.
+        epochs: The held-out metric, the mean bytes of a step, and facts about the plan.
     """
 
     def __init__(self, job: Job) -> None:
@@ -165,7 +165,7 @@ def trained(
             {
                 **dataclasses.asdict(job),
                 "epochs": training.epochs,
-                # That of a step is the median, for the first ones trace the graph.
+                # The median of the steps, because the first steps trace the graph.
                 "step_seconds": statistics.median(training.step_seconds) / job.learners,
                 "plan_seconds": training.plan_seconds,
             }
@@ -248,7 +248,7 @@ def _ratio(epochs: Sequence[dict[str, float]]) -> float:
 
 
 def _planning(run: dict[str, Any]) -> float:
-    """The time of a plan over that of the steps of a learner in its period."""
+    """Returns the time of a plan, divided by the time of a learner's steps in its period."""
     plans = run["plan_seconds"]
     period = _total(run, "one") * run["step_seconds"] / len(plans)
     return statistics.median(plans) / period
@@ -275,7 +275,7 @@ def _with_common(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(context_settings={"show_default": True}, help=__doc__)
 def main() -> None:
-    """L-GreCo beside uniform settings."""
+    """Compares L-GreCo with uniform settings."""
 
 
 def _on_one_thread() -> None:
@@ -347,7 +347,7 @@ def _compare(
 @click.argument("workload", type=click.Choice(list(WORKLOADS)))
 @click.option("-n", "--learners", default=4)
 @click.option("--family", "families", multiple=True, default=list(FAMILIES))
-@click.option("--last", multiple=True, default=[1, 5, 10], help="Of how many steps.")
+@click.option("--last", multiple=True, default=[1, 5, 10], help="Last steps to plan from.")
 @click.option("--epochs", default=4)
 @click.option("--steps-per-epoch", type=int, help="Fewer than an epoch has.")
 def periods(
@@ -358,9 +358,9 @@ def periods(
     epochs: int,
     steps_per_epoch: int | None,
 ) -> None:
-    """Plans from the last steps of each epoch, beside the plan from all of its steps."""
+    """Compares plans from the last steps of each epoch with the plan from all of its steps."""
     _on_one_thread()
-    header = ["method", "epoch", "steps", "ratio of the plan", "error beside the budget of all"]
+    header = ["method", "epoch", "steps", "ratio of the plan", "error, relative to the budget"]
     rows = [[*header, "layers with the same setting"], ["---"] * (len(header) + 1)]
     for name in families:
         setting, own, _ = WORKLOADS[workload].families[name]
@@ -371,7 +371,7 @@ def periods(
             of_all = _plan(training, whole)
             for count, tail in [(0, whole), *tails.items()]:
                 plan = of_all if tail is whole else _plan(training, tail)
-                error, same = _beside(training, whole, of_all.settings, plan.settings)
+                error, same = _compared(training, whole, of_all.settings, plan.settings)
                 cells = [name, str(epoch), str(count or "all")]
                 cells += [f"{plan.uniform_bytes / plan.bytes:.3f}", f"{error:.3f}", same]
                 rows.append(cells)
@@ -382,7 +382,7 @@ def periods(
 def sums_of(
     training: Training, steps: int | None, last: Sequence[int]
 ) -> tuple[list[np.ndarray], dict[int, list[np.ndarray]]]:
-    """The sum of the gradients of an epoch; and those of its last steps, by their number."""
+    """Returns the sum of an epoch's gradients, and the sums over its last steps by their number."""
     sums = training.learners.exchange.replica().state()[GRADIENT_SUM]
     after: list[list[np.ndarray]] = [[total.numpy() for total in sums]]
     for x, y in _first(training.task.batches, steps):
@@ -401,7 +401,7 @@ def _plan(training: Training, sums: Sequence[np.ndarray]) -> Any:
     return plan_layers(lgreco.method, specs, sums, choices)
 
 
-def _beside(
+def _compared(
     training: Training, sums: Sequence[np.ndarray], by_all: Sequence[int], settings: Sequence[int]
 ) -> tuple[float, str]:
     """The error of settings over the budget of some sums; and how many are as by all steps."""

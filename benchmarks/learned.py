@@ -7,7 +7,7 @@ last epoch, and in the whole run with dense steps, training and weights.
 
     python benchmarks/learned.py --seeds 3 --learners 4 --learners 8 --optimizer sgd
     python benchmarks/learned.py --workload resnet --epochs 15
-    python benchmarks/learned.py --variants --seeds 3   # LGC beside itself with other settings
+    python benchmarks/learned.py --variants --seeds 3 # LGC with different settings
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _lgc(settings: Settings, **changed: Any) -> LGC:
 def run(
     method: Any, learners: int, optimizer: str, seed: int, settings: Settings
 ) -> dict[str, Any]:
-    """Trains once; what was measured."""
+    """Trains once and returns the measurements."""
     keras.backend.clear_session()
     make, reading = WORKLOADS[settings.workload]
     task = make(reading.batch_size, seed, optimizer)
@@ -207,7 +207,7 @@ def plot(rows: Sequence[dict[str, Any]], reading: Task, path: Path) -> None:
 @click.option("--optimizer", multiple=True, default=["sgd"], type=click.Choice(["sgd", "adam"]))
 @click.option("--variants", "of_lgc", is_flag=True, help="Compare settings of LGC alone.")
 @click.option("--method", multiple=True, help="By default all; see the table for their names.")
-@click.option("--epochs", default=40, help="Of 22 steps, of the text 200.")
+@click.option("--epochs", default=40, help="Epochs of 22 steps; the text has 200 steps.")
 @click.option("--density", default=0.01)
 @click.option("--dense-steps", default=44, help="Of LGC.")
 @click.option("--training-steps", default=132, help="Of LGC.")

@@ -6,16 +6,16 @@
 
 Learners in one process (`gc.simulation.Learners`) take rounds of 4, 16 and 64 steps, with the mean
 of the weights and with Nesterov momentum outside, by several compressors. They are compared with
-dense training, and with dense training on batches that are as many times larger as a round has
-steps: it exchanges as seldom. That has the learning rate of dense training, or a rate that grows
-with the root of the batch, as Adam's should.
+dense training, and with dense training on batches that are larger by the number of steps in a
+round. Such training exchanges equally often. Its learning rate is that of dense training, or grows
+with the root of the batch size, as Adam's should.
 
 FOLDER has `shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it. Each run is a
-process of its own, and leaves a record in benchmarks/records/local_steps, of which `publish.py`
-makes the tables of docs/benchmarks/local_steps.md. Runs of the first pattern of --only come first,
-and of these the longest. Bytes are those of a mean step and worker: what a learner gives to be
-sent, and what a ring of workers sends, each beside dense training. "Within 1 %" is of the metric:
-1 % less accuracy, or 1 % more bits.
+separate process, and leaves a record in benchmarks/records/local_steps. `publish.py` makes the
+tables of docs/benchmarks/local_steps.md from the records. Runs of the first pattern of --only come
+first, the longest of them before the others. Bytes are means over steps and workers: a learner's
+payload, and the bytes that a ring of workers sends, both relative to dense training. "Within 1 %"
+is of the metric: 1 % less accuracy, or 1 % more bits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _check_rounds(_context: Any, _option: Any, rounds: Sequence[int]) -> Sequenc
 
 
 _ONLY = 'Only runs whose name matches, such as "digits-4learners-*-seed0". Give it several times.'
-_TRAINING = f"Of dense training, in place of {min(steps for steps, _ in STEPS.values())} or more."
+_TRAINING = (
+    f"Steps of dense training, in place of {min(steps for steps, _ in STEPS.values())} or more."
+)
 _RATES = "How many times the learning rate of dense training is."
 
 
@@ -142,7 +144,7 @@ def main(
         failed = do_all(missing, folder, WORK, Limits(jobs, threads, minutes), "--reuse")
     show(Console(), tables_of(folder), [folder])
     if failed:
-        sys.exit(f"{failed} runs failed; {folder} has what they printed.")
+        sys.exit(f"{failed} runs failed; their output is in {folder}.")
 
 
 if __name__ == "__main__":

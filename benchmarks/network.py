@@ -4,11 +4,11 @@
     python benchmarks/network.py --torch-python ../torch/bin/python
     python benchmarks/network.py --job mlp --workers 4 --link "100 Mbit/s" --delay 20
 
-Each worker is in a network namespace of its own, behind a link that `tc` shapes, and that
-`relay.py` delays if asked to; that takes root. Without, all is measured on the loopback. Contenders
-take turns in the same processes; Horovod's and PyTorch's follow in theirs. All is measured once for
-each setting of malloc. `results/default` and `results/tuned` get the figures as JSON, the tables as
-Markdown, and the plots.
+Each worker has a separate network namespace, behind a link that `tc` shapes and `relay.py` can
+delay. This needs root; other users measure on the loopback. Contenders take turns in the same
+processes; Horovod's and PyTorch's follow in theirs. All is measured once for each setting of
+malloc. `results/default` and `results/tuned` get the figures as JSON, the tables as Markdown, and
+the plots.
 """
 
 from __future__ import annotations
@@ -170,13 +170,13 @@ def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
     "--delay",
     default=0.0,
     type=click.FloatRange(min=0),
-    help="Milliseconds by which links delay each packet, in each direction.",
+    help="Delay of each packet in each direction, in milliseconds.",
 )
 @click.option("--loopback", is_flag=True, help="Use the loopback, also as root.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 2]")
 @click.option("--seconds", default=1.0, help="About how long a turn lasts; one step at least.")
-@click.option("--warm-up", default=100, help="Steps before all of what keeps a residual.")
-@click.option("--threads", type=int, help="Of each worker. By default the cores are shared out.")
+@click.option("--warm-up", default=100, help="Untimed steps of methods with residuals.")
+@click.option("--threads", type=int, help="Threads per worker. [all share the cores]")
 @click.option("--torch-python", default=sys.executable, help="The Python that has PyTorch.")
 @malloc_option
 @results_options(str(HERE.parent / "results"))

@@ -1,4 +1,4 @@
-"""Runs trainings and timings in processes of their own, several at once."""
+"""Runs trainings and timings in separate processes, several at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Work:
     Attributes:
         measure: Does a run, and returns its record: a function of a module, not of the program.
         seconds: Returns about how long a run takes on one core.
-        said: Returns what is printed of a record.
+        said: Returns the text to print for a record.
     """
 
     measure: Callable[[Any], dict[str, Any]]
@@ -91,9 +91,9 @@ def do_all(runs: Sequence[Run], folder: Path, work: Work, limits: Limits, rest: 
 
     Args:
         runs: In their order.
-        folder: Where each run leaves its record.
+        folder: The folder for each run's record.
         work: How to do them.
-        limits: What they may use.
+        limits: The resources that they may use.
         rest: The option that does runs that have not ended.
 
     Returns:
@@ -156,10 +156,10 @@ class Pool:
     """Does runs in processes that are forked from one in which TensorFlow is loaded.
 
     Args:
-        folder: Where each run leaves its record, and what it printed.
+        folder: The folder for each run's record and output.
         work: How to do them.
-        limits: What they may use.
-        tell: Called with the expected seconds of all that is done, again and again.
+        limits: The resources that they may use.
+        tell: Called repeatedly with the expected seconds of all finished runs.
     """
 
     def __init__(

@@ -88,9 +88,9 @@ class Slope:
     Attributes:
         megabytes: The mean.
         records: The growth of TensorFlow's records of collectives, in megabytes per hour.
-        per_hour: The slope of the rest; each process has a mean of its own.
+        per_hour: The slope of the rest; each process has a separate mean.
         error: The standard error of this slope.
-        seconds: The longest time for which one process was watched.
+        seconds: The longest observation of one process.
     """
 
     megabytes: float
@@ -173,8 +173,8 @@ class Log:
 class Killer:
     """Kills workers at random times.
 
-    A job whose runs die twice without a save would end, as it should. So a kill waits if the run
-    before died without a save, until this one has saved.
+    `gradcomp run` ends a job whose runs die twice without a save. If the previous run died without
+    a save, the next kill therefore waits until the present run has saved.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -389,7 +389,7 @@ def markdown(plan: Plan, found: Found) -> str:
     help="Train for so long, and until all kills were made.",
 )
 @click.option("--kills", type=click.IntRange(min=0), default=5, help="Workers to kill.")
-@click.option("--seed", default=0, help="Seed of the times, and of which worker is killed.")
+@click.option("--seed", default=0, help="Seed of the times of kills and of the choice of workers.")
 @click.option("--workers", type=click.IntRange(min=2), default=2)
 def main(**arguments: Any) -> None:
     """Train for some minutes while workers are killed."""

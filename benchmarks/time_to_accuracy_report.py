@@ -21,7 +21,7 @@ DENSE = "no_compression"
 CAST = "cast"
 FREE = "free network"
 MEAN = "mean"  # the file of figures over seeds
-BESIDE = (DENSE, CAST, FREE)  # what other methods are compared with
+REFERENCES = (DENSE, CAST, FREE)  # what other methods are compared with
 
 
 def seconds_to(run: Run, goal: float) -> float | None:
@@ -59,8 +59,8 @@ def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
             "seed": run.seed,
             "goal": goal,
             "seconds": needed,
-            **_beside(
-                needed, *(_seconds_to(by_name.get((name, run.seed)), goal) for name in BESIDE)
+            **_compared(
+                needed, *(_seconds_to(by_name.get((name, run.seed)), goal) for name in REFERENCES)
             ),
             "in the end": run.quality,
             "seconds of a step": float(run.seconds[-1] / run.steps[-1]),
@@ -73,7 +73,7 @@ def _seconds_to(run: Run | None, goal: float) -> float | None:
     return run and seconds_to(run, goal)
 
 
-def _beside(
+def _compared(
     needed: float | None, dense: float | None, cast: float | None, free: float | None
 ) -> dict[str, Any]:
     """Returns the speed-up over dense and over casts, and its share of a free network's."""
@@ -97,8 +97,8 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seconds of a step": _mean(some, "seconds of a step"),
             "range": [row["seconds"] for row in some],
         }
-    beside = [merged[name]["seconds"] if name in merged else None for name in BESIDE]
-    return [{**row, **_beside(row["seconds"], *beside)} for row in merged.values()]
+    references = [merged[name]["seconds"] if name in merged else None for name in REFERENCES]
+    return [{**row, **_compared(row["seconds"], *references)} for row in merged.values()]
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
