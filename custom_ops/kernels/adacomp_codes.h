@@ -41,13 +41,13 @@ Code LoadCode(const uint8_t* codes, int64_t i) {
   return code;
 }
 
-// What a code stands for, and where.
+// The value that a code represents, and its position.
 struct SentValue {
   float* place;
   float value;
 };
 
-// Goes through the codes of `num_bins` bins. They must have been checked.
+// Reads the codes of `num_bins` bins, which must be checked before.
 template <typename Code>
 class CodeReader {
  public:
@@ -72,8 +72,8 @@ class CodeReader {
     return index != kEscapeIndex<Code>;
   }
 
-  // Adds what the next eight codes stand for, unless fewer may be left or one stands for an empty bin.
-  // Returns whether it did.
+  // Adds the elements of the next eight codes, unless fewer may be left or a code marks an empty bin.
+  // Returns whether the elements were added.
   bool AddEight() {
     static_assert(sizeof(Code) == 1);
 #if defined(__x86_64__)
@@ -131,7 +131,7 @@ inline void AddCodes(CodeReader<Code8> reader) {
   }
 }
 
-// The same for codes far apart, each of which is a cache miss: reads ahead of adding.
+// Does the same for codes far apart, each of which is a cache miss: reads ahead of adding.
 template <typename Code>
 void AddSparseCodes(CodeReader<Code> reader) {
   constexpr int kBatch = 64;
@@ -161,7 +161,7 @@ inline void AddCodes(const uint8_t* codes, int64_t num_bins, int64_t bin_size, f
   }
 }
 
-// Untrusted codes of some bins of a tensor, of which the last may be short.
+// Untrusted codes for some bins of a tensor; the last bin may be short.
 struct CodeSpan {
   const uint8_t* codes;
   int64_t num_codes;

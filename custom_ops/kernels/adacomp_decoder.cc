@@ -42,7 +42,7 @@ struct AdaCompDecoder::Codes {
   std::vector<int64_t> block_bounds;  // bytes; one more than there are blocks
 };
 
-// Finds the codes of each block by the lengths of all but the last, which are in front of them.
+// Finds each block's codes by the lengths of all blocks but the last, which precede the codes.
 Status AdaCompDecoder::ReadBlockLengths(const Binning& bins, Codes* codes) {
   codes->block_bounds.assign(1, 4 * bins.LengthWords());
   if (codes->words < bins.LengthWords()) {

@@ -14,8 +14,8 @@ class Blocks {
  public:
   void AddTensor(int64_t num_blocks) { first_.push_back(first_.back() + num_blocks); }
 
-  // Calls work(tensor, block) for every block of every tensor. `cost` is that of one block. Each
-  // thread calls a copy of its own, which may keep memory between blocks.
+  // Calls work(tensor, block) for every block of every tensor. `cost` is the cost of one
+  // block. Each thread calls a separate copy of `work`, which may keep memory between blocks.
   template <typename BlockWork>
   void ForEach(const ParallelFor& parallel_for, int64_t cost, const BlockWork& work) const {
     parallel_for(first_.back(), cost, [&](int64_t begin, int64_t end) {

@@ -85,7 +85,7 @@ class LargestEntries {
 
 template <typename DoStrip>
 void LargestEntries::Collect(int64_t block, const DoStrip& work) {
-  // One more, because each element is written before the check whether it is a candidate.
+  // Has room for one more, because each element is written before its check.
   std::vector<Entry> candidates = RoomFor(block);
   Entry* next = candidates.data();
   const uint32_t smallest = first_digit_ << kFirstShift;

@@ -26,7 +26,7 @@ __attribute__((target("avx2"))) auto CallOnAvx2(const Body& body, Args&... args)
 #endif
 
 // A function that is compiled twice, for any processor and for AVX2, and runs the variant that BestSimd
-// allows. Its body is a lambda that is GRADCOMP_INLINED.
+// allows. The function's body is a lambda that is GRADCOMP_INLINED.
 template <typename Body>
 struct Vectorized {
   template <typename... Args>
