@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.bounds import assert_close
 from tests.workers import result, run_workers
+from tf_gradcomp import CompressedOptimizer  # noqa: F401  # registers it, to load models with it
 
 PROGRAM = Path(__file__).parent / "programs/one_path.py"
 LARGEST = 8 * 32  # elements of a variable, whose sums are compared
