@@ -177,7 +177,15 @@ def _methods(records: Records, command: Command) -> str:
 def _timed_on(records: Records) -> str:
     timed = [record for some in records.values() for record in some if "encode_ms" in record]
     machines = ", ".join(dict.fromkeys(record["processor"] for record in timed))
-    return f" The times of encoding and decoding are from {machines}." if timed else ""
+    if not timed:
+        return ""
+    return (
+        f" The times of encoding and decoding are from {machines}. They are the processor's times "
+        "of eager operations. Training compiles them, and then methods of many small operations, "
+        "such as `sidco` and `max_norm`, take much less: "
+        "`python benchmarks/kernels.py --elements 262144` "
+        "times compiled steps."
+    )
 
 
 def _of_methods(records: Records) -> Records:
