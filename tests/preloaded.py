@@ -119,6 +119,8 @@ def become(files, argv, environment, folder):
     np.random.seed()  # Python reseeds its own generator in each process
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
+    own = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [path for path in own if path not in sys.path]
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ending:

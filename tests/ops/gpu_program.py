@@ -1,10 +1,9 @@
 """Compares ops on the device GPU:0 with those on the host.
 
-python gpu_program.py LIBRARY kernels|host|without_nvrtc|benchmark
-python gpu_program.py LIBRARY exchange on_gpu|one|copied
+python gpu_program.py LIBRARY PART...  # kernels, host, without_nvrtc, benchmark, exchange:METHODS
 python gpu_program.py LIBRARY mixed  # one worker has the GPU
 
-LIBRARY is that of an emulated GPU, or "real" where there is one.
+LIBRARY is that of an emulated GPU, or "real" where there is one. METHODS are on_gpu, one or copied.
 """
 
 import collections
@@ -40,6 +39,7 @@ from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
 KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.h"
+BEGINS = "part begins:"
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
 CHUNK_SIZES = [50, 25, 25, 1, 5000, 25]
@@ -442,8 +442,6 @@ def exchange(gradients, devices, compressor):
 
 
 def compare_exchange(methods):
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     generator = np.random.default_rng(0)
     gradients = [
         [[generator.normal(size=s).astype("float32") for s in ((20, 30), (30,))] for _ in range(2)]
@@ -497,38 +495,47 @@ def launches(fake):
 
 
 def main():
-    path, part, *_ = sys.argv[1:]
-    methods = sys.argv[-1]
-    if part == "mixed":
+    path, *parts = sys.argv[1:]
+    if parts == ["mixed"]:
         return start_where_one_has_a_gpu(path)
-    if part == "contexts":
+    if parts == ["contexts"]:
         return fail_for_two_reasons(path)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     fake = None if path == "real" else load_fake(path)
-    if part == "without_nvrtc":
+    if parts == ["without_nvrtc"]:
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told
         library._NVRTC_PACKAGE = "nothing.of.this.name"
         library._set_nvrtc_path()
     error = gpu.info(0).error  # with the first call, the check
     if path == "real" and os.environ.get("GRADCOMP_GPU") != "0":
         assert not error, error  # otherwise all is done on the host, and equal
-    by_check = launches(fake)
-    if part == "kernels":
+    seen = {}  # how often each part launched each kernel
+    for part in parts:
+        before = launches(fake)
+        for stream in (sys.stdout, sys.stderr):
+            print(BEGINS, part, file=stream, flush=True)
+        run_part(part, path, fake)
+        seen[part] = dict(launches(fake) - before)
+    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
+        json.dump({"error": error, "launches": seen}, file)
+
+
+def run_part(part, path, fake):
+    name, _, methods = part.partition(":")
+    if name == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
         for wrap, compressor in itertools.product((eager, tf.function), IN_TURN):
             compare_turns(wrap, compressor)
         if fake:
             encode_without_memory(fake)
-    elif part == "exchange":
+    elif name == "exchange":
         compare_exchange(methods)
-    elif part == "benchmark":
+    elif name == "benchmark":
         run_benchmark(path)
     else:
         compare((tf.function, "float16", True))
-    # How often each kernel was launched, without the check.
-    report = {"error": error, "launches": dict(launches(fake) - by_check)}
-    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
-        json.dump(report, file)
 
 
 main()

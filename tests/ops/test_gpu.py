@@ -73,6 +73,25 @@ def run(fake_gpu, *parts, **env):
     return worker
 
 
+@pytest.fixture(scope="module")
+def worker(fake_gpu):
+    """A process with an emulated GPU: it compiles the kernels once for all parts."""
+    # The last part leaves no memory on the host.
+    return run(fake_gpu, "exchange:on_gpu", "exchange:copied", "benchmark", "kernels")
+
+
+def launched(worker, part):
+    assert result(worker)["error"] == ""
+    return result(worker)["launches"][part].keys()
+
+
+def printed(worker, part):
+    """Returns what was printed in a part."""
+    begins = f"part begins: {part}\n"
+    each = [stream.partition(begins)[2] for stream in (worker.stdout, worker.stderr)]
+    return "".join(text.partition("part begins:")[0] for text in each)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("capability", [70, 120])  # no kernel depends on it
 def test_nvrtc_compiles_the_kernels(capability):
@@ -101,10 +120,8 @@ def test_the_sources_are_in_the_library():
 
 
 @needs_nvrtc
-def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(fake_gpu):
-    found = result(run(fake_gpu, "kernels"))
-    assert found["error"] == ""
-    assert found["launches"].keys() == set(kernel_names())
+def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(worker):
+    assert launched(worker, "kernels") == set(kernel_names())
 
 
 @needs_nvrtc
@@ -119,7 +136,7 @@ def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(fake_gpu):
 def test_where_kernels_cannot_be_used_ops_work_on_the_host(fake_gpu, env, why):
     found = result(run(fake_gpu, "host", **env))
     assert why in found["error"]
-    assert not found["launches"]
+    assert not found["launches"]["host"]
 
 
 def test_each_failure_is_reported_with_its_own_reason(fake_gpu):
@@ -135,23 +152,22 @@ def test_each_failure_is_reported_with_its_own_reason(fake_gpu):
 def test_without_nvrtc_ops_work_on_the_host(fake_gpu):
     found = result(run(fake_gpu, "without_nvrtc"))
     assert "NVRTC was not found" in found["error"]
-    assert not found["launches"]
+    assert not found["launches"]["without_nvrtc"]
 
 
 @needs_nvrtc
-def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(fake_gpu):
-    worker = run(fake_gpu, "exchange", "on_gpu")
-    assert result(worker)["launches"].keys() == set(kernel_names()) - {"gradcomp_adacomp_unpack"}
-    assert "copied from the GPU" not in worker.stdout + worker.stderr
+def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(worker):
+    expected = set(kernel_names()) - {"gradcomp_adacomp_unpack"}
+    assert launched(worker, "exchange:on_gpu") == expected
+    assert "copied from the GPU" not in printed(worker, "exchange:on_gpu")
 
 
 @needs_nvrtc
-def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_gpu):
-    worker = run(fake_gpu, "exchange", "copied")
-    launched = result(worker)["launches"]
+def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(worker):
     of_moments = {"gradcomp_precondition_check", "gradcomp_precondition_divide"}
-    assert launched.keys() == {*of_moments, "gradcomp_top_k_decode"}  # which has no state
-    assert "copied from the GPU to the host for compression." in worker.stdout + worker.stderr
+    decodes = "gradcomp_top_k_decode"  # which has no state
+    assert launched(worker, "exchange:copied") == {*of_moments, decodes}
+    assert "copied from the GPU to the host for compression." in printed(worker, "exchange:copied")
 
 
 def test_workers_report_at_the_start_that_one_has_no_gpu(fake_gpu):
@@ -161,23 +177,22 @@ def test_workers_report_at_the_start_that_one_has_no_gpu(fake_gpu):
 
 
 def test_an_exchange_without_kernels_gives_equal_bits_and_one_notice(fake_gpu):
-    worker = run(fake_gpu, "exchange", "one", GRADCOMP_GPU="0")
-    assert not result(worker)["launches"]
+    worker = run(fake_gpu, "exchange:one", GRADCOMP_GPU="0")
+    assert not result(worker)["launches"]["exchange:one"]
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
 
 
 @needs_gpu
-@pytest.mark.parametrize("parts", [("kernels",), ("exchange", "on_gpu"), ("exchange", "copied")])
-def test_a_real_gpu_does_what_the_host_does(parts):
+def test_a_real_gpu_does_what_the_host_does():
+    parts = ("kernels", "exchange:on_gpu", "exchange:copied")
     worker = run("real", *parts, TF_FORCE_GPU_ALLOW_GROWTH="true")
     assert result(worker)["error"] == ""
 
 
 @needs_nvrtc
-def test_the_benchmark_checks_and_measures(fake_gpu):
-    worker = run(fake_gpu, "benchmark")
-    assert result(worker)["launches"].keys() == set(kernel_names())
+def test_the_benchmark_checks_and_measures(worker):
+    assert launched(worker, "benchmark") == set(kernel_names())
     table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
     for name in ("precondition", "AdaComp", "chunks", "TopK", "QSGD", "SignSGD", "PowerSGD"):
         own = [line for line in table if line.startswith(f"| 5000 | {name}")]
