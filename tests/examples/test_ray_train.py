@@ -12,8 +12,11 @@ import pytest
 
 from tests.workers import ONE_THREAD, PYTHON, python_path, server
 
-QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # no files at home, no net
-FEW = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}  # processes
+QUIET = {
+    "RAY_AUTH_MODE": "disabled",  # no files at home
+    "RAY_USAGE_STATS_ENABLED": "0",  # no net
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process less in each run
+}
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 PROGRAM = Path(__file__).parent / "programs" / "on_ray.py"
 pytestmark = pytest.mark.skipif(
@@ -28,12 +31,10 @@ def trained():
     with tempfile.TemporaryDirectory(prefix="gradcomp-ray-") as folder:
         env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         path = os.pathsep.join([str(EXAMPLES), python_path()])
-        # Ray's processes are forked, too, as sys.executable tells them to be.
+        # Ray starts its processes by sys.executable, so they are forked, too.
         done = subprocess.run(
             [*PYTHON, PROGRAM, folder],
-            env={
-                **env, **ONE_THREAD, **QUIET, **FEW, "PYTHONPATH": path, "PRELOADED": server(0)
-            },  # fmt: skip
+            env={**env, **ONE_THREAD, **QUIET, "PYTHONPATH": path, "PRELOADED": server(0)},
             capture_output=True,
             text=True,
             timeout=540,
