@@ -173,7 +173,7 @@ ROWS = {
     "[gossip](docs/gossip.md)": (
         [
             f"{STRATEGY}gossip.py::test_neighbours_on_a_ring_move_by_their_low_rank_difference",
-            f"{STRATEGY}gossip.py::test_fit_looks_at_the_mean",
+            f"{STRATEGY}gossip.py::test_fit_evaluates_the_mean",
         ],
         NOT_THERE,
         NOT_THERE,
