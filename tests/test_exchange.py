@@ -135,7 +135,7 @@ def test_some_of_the_variables_use_their_own_residuals():
     assert exchanging.exchange.traffic().tensor_bytes["v0"] == 0
 
 
-def test_counts_steps_and_those_it_skips():
+def test_counts_steps_and_skipped_steps():
     exchanging = Exchanging()
     assert not exchanging.exchange.facts.residual_waits.numpy().any()
     exchanging.step([ones(1), ones(1)])

@@ -189,7 +189,7 @@ def test_the_table_names_the_machine_of_its_times():
     assert "encoding and decoding are from another CPU." in page
 
 
-def test_a_method_is_bold_if_no_other_level_one_sends_less():
+def test_a_method_is_bold_if_no_equally_accurate_method_sends_less():
     def of(method, quality, sent):
         run = methods_table.run_of("digits", 2, method)
         return {run.name: [record(run, quality, sent_bytes=sent)]}

@@ -90,7 +90,7 @@ def test_a_job_that_ends_well_is_run_once(program, tmp_path, restarts):  # noqa:
     assert done.stderr.count("ran") == 1
 
 
-def test_the_time_limit_is_of_all_runs_together(program, tmp_path):  # noqa: F811
+def test_the_time_limit_covers_all_runs(program, tmp_path):  # noqa: F811
     body = "save(); time.sleep(1 if runs == 0 else 60); sys.exit(3)"
     done = run(program, tmp_path, body, "--max-restarts", "9", "--timeout", "10")
     assert done.returncode == 124

@@ -151,7 +151,7 @@ def test_output_of_the_chief_alone(program):
     assert "out 1" not in done.stdout + done.stderr
 
 
-def test_reports_of_workers_that_wait_are_shown_beside_the_chief(program):
+def test_reports_of_waiting_workers_are_shown_with_the_chief_output(program):
     path = program(f"""
         if index == 1:
             import logging

@@ -62,11 +62,11 @@ def count_sketch_oracle(
     after = []
     for own, had, rest, flag in zip(sums, state, rests, flags, strict=True):
         if all(flags):
-            left = _apart(np.zeros_like(whole[0]), rest, sketched, own)
+            left = _join(np.zeros_like(whole[0]), rest, sketched, own)
         else:
             left = own if flag else had[RESIDUAL]
         after.append({RESIDUAL: left})
-    reduced = _apart(whole_sum, total, sketched, sums[0])
+    reduced = _join(whole_sum, total, sketched, sums[0])
     tensor_bytes = [
         4 * (spec.elements * sent // elements if one else spec.elements)
         for spec, one in zip(specs, sketched, strict=True)
@@ -80,7 +80,7 @@ def _joined(tensors: Arrays, wanted: Sequence[bool]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.float32), *some])
 
 
-def _apart(whole: np.ndarray, sketched: np.ndarray, which: Sequence[bool], like: Arrays) -> Arrays:
+def _join(whole: np.ndarray, sketched: np.ndarray, which: Sequence[bool], like: Arrays) -> Arrays:
     """Returns vectors of entries as tensors again."""
     tensors, places = [], {False: 0, True: 0}
     for tensor, one in zip(like, which, strict=True):

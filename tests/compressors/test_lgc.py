@@ -331,7 +331,7 @@ def test_the_decoding_of_zeros_is_zeros(pattern, zero):
             assert not np.any(lockstep.state[zero][RESIDUAL][place])
 
 
-def test_the_first_replica_changes_the_phase_of_all_in_the_step_that_it_leads():
+def test_the_first_replica_changes_all_phases_when_it_leads_a_step():
     compressor = LGC(density=0.1, dense_steps=0)
     lockstep = in_phase(SUMMING, compressor)
     phases = lambda: [int(state[PHASE]) for state in lockstep.job_state]  # noqa: E731

@@ -471,7 +471,7 @@ def test_choices_are_worked_out_once_for_all_steps(monkeypatch):
     assert not asked
 
 
-def test_it_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
+def test_lgreco_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
     warm_up = NoCompression(warmup_steps=3, warmup=LGreCo(QSGD(4)))
     assert planner_of(warm_up).lgreco is warm_up.warmup
     assert planner_of(Cast()) is None

@@ -83,7 +83,7 @@ def resnet50_shapes(biases):
     ],
     ids=["ResNet18", "ResNet50", "ResNet50 of Keras"],
 )
-def test_counted_bytes_are_those_that_lgreco_counts(shapes, parameters, ratios):
+def test_counted_bytes_equal_the_bytes_that_lgreco_counts(shapes, parameters, ratios):
     """Markov et al., "L-GreCo", MLSys 2024, Table 2 and 8: 72.2 and 66.5 for rank 4."""
     gradients = [[np.zeros(shape, np.float32) for shape in shapes]]
     assert sum(gradient.size for gradient in gradients[0]) == parameters

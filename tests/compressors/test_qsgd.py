@@ -49,7 +49,7 @@ def test_all_but_vectors_have_4_bits():
     }
 
 
-def test_a_number_of_bits_is_not_for_vectors_but_those_named_are():
+def test_a_number_of_bits_excludes_vectors_and_overrides_include_them():
     assert QSGD(2).bits.of(spec("dense")) == 2
     assert QSGD(2).bits.of(spec("vector")) is None
     assert QSGD({"vector": 8}).bits.of(spec("vector")) == 8

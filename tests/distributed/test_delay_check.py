@@ -45,7 +45,7 @@ def test_the_cosine_covers_all_residuals():
     assert math.isnan(waiting.cosine([np.zeros((1, 2)), np.zeros(1)]))
 
 
-def test_of_equal_gradients_those_wait_that_random_k_does_not_draw():
+def test_equal_gradients_wait_if_random_k_does_not_draw_them():
     """In a simulation: after 20 steps of density 0.01, most entries were never drawn."""
     model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(40, use_bias=False)])
     model.compile("sgd", loss=lambda _, output: tf.reduce_sum(output, -1))

@@ -13,7 +13,7 @@ CHECKS = {
     "unwrapped": ("state", "predictions", "functions_run_eagerly"),
     "optimizer": (
         "unused_accumulating",
-        "unused_beside_bfloat16",
+        "unused_with_bfloat16",
         "functions_run_eagerly",
     ),
     "strategy": ("unused", "functions_run_eagerly"),

@@ -110,7 +110,7 @@ def test_training_lowers_the_loss(way):
     assert last < first
 
 
-def test_history_is_of_all_workers(way):
+def test_history_covers_all_workers(way):
     first, second = (report["callbacks_and_metrics"]["history"] for report in seen(way))
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
         assert first[name] == second[name]
@@ -184,7 +184,7 @@ def test_run_eagerly_trains_as_the_graph_does():
         np.testing.assert_allclose(value, expected, rtol=0, atol=TRAINED)
 
 
-def test_evaluate_is_over_the_data_of_all_workers(way):
+def test_evaluate_covers_the_data_of_all_workers(way):
     for report in seen(way):
         check = report["callbacks_and_metrics"]
         assert_loss_of_outputs(check["evaluated"]["loss"], check)

@@ -48,7 +48,7 @@ def test_all_workers_go_through_all_phases_together(way, request):
     assert 0 < chief["tensors"] < chief["payload"]
 
 
-def assert_goes_on(job, saved):
+def assert_resumes(job, saved):
     """The saved state is there again, and all phases that are left follow."""
     for name in ("weights", "phase", "skipped", "job"):
         assert job["restored"][name] == saved[name], name
@@ -61,7 +61,7 @@ def test_a_job_resumes_from_each_phase(trained, epoch):
     saved = trained[0]["epochs"][epoch]
     for worker in trained:
         job = worker["jobs"][epoch]
-        assert_goes_on(job, saved)
+        assert_resumes(job, saved)
         assert job["phases"] == trained[0]["jobs"][epoch]["phases"]
         assert job["epochs"][-1]["weights"] == trained[0]["jobs"][epoch]["epochs"][-1]["weights"]
         assert job["epochs"][-1]["job"]["lgc_learnt"] >= saved["job"]["lgc_learnt"]
@@ -74,7 +74,7 @@ def test_more_workers_resume_from_each_phase(trained, folder):
         saved = trained[0]["epochs"][epoch]
         for worker in resumed:
             job = worker["jobs"][epoch]
-            assert_goes_on(job, saved)
+            assert_resumes(job, saved)
             # A third of each residual, three times, and a sum over all of them.
             bound = rounding(saved["magnitude"], terms=3 + 1 + LARGEST)
             np.testing.assert_allclose(

@@ -63,7 +63,7 @@ def test_a_worker_that_traces_its_step_alone_does_not_wait(jobs):
     assert first == [first[step - 1] for step in latest]
 
 
-def test_best_weights_that_are_restored_are_those_that_were_validated(jobs):
+def test_restored_best_weights_are_the_validated_weights(jobs):
     for job in jobs:
         seen = job["in_fit"]
         assert seen["evaluated"][0] == pytest.approx(min(seen["validated"]), rel=1e-5)

@@ -121,7 +121,7 @@ def test_after_the_chief_has_saved_alone_all_save_together(workers):
         assert_holds(worker["chief"]["after.weights.h5"], worker["chief"]["sums after"])
 
 
-def test_an_error_of_the_chief_is_an_error_of_all(workers):
+def test_an_error_of_the_chief_reaches_all_workers(workers):
     first, second = (worker["errors"]["no folder"] for worker in workers)
     assert "No such file" in first
     assert "The chief could not save" in second

@@ -26,7 +26,7 @@ ROWS = {
     ),
     "`evaluate`, `predict` over the data of all workers": (
         [
-            f"{STRATEGY}fit.py::test_evaluate_is_over_the_data_of_all_workers",
+            f"{STRATEGY}fit.py::test_evaluate_covers_the_data_of_all_workers",
             f"{STRATEGY}fit.py::test_predict_returns_all_rows_in_order_on_every_worker",
         ],
         NOT_THERE,

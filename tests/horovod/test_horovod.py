@@ -187,7 +187,7 @@ def test_another_job_resumes_from_the_save_of_rank_0(saved, loaded, job, way):
     assert {worker["exchanges"] for worker in of_workers} == {4}
 
 
-@pytest.mark.parametrize("wrappers", ["several", "beside"])
+@pytest.mark.parametrize("wrappers", ["several", "outside"])
 def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers):
     first, second = (rank[wrappers]["own"] for rank in saved)
     assert len(first) == 2
@@ -242,7 +242,7 @@ def test_two_models_are_distinguished(fitted):
     assert seen[1] == [6, 6]
 
 
-def test_steps_in_one_execution_are_those_one_by_one(fitted):
+def test_steps_in_one_execution_equal_separate_steps(fitted):
     seen = fitted[0]["several_steps_per_execution"]
     assert seen["weights"] == seen["one by one"]
 

@@ -163,7 +163,7 @@ def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(worker):
 
 
 @needs_nvrtc
-def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(worker):
+def test_only_second_moments_stay_on_a_gpu_for_methods_without_kernels(worker):
     of_moments = {"gradcomp_precondition_check", "gradcomp_precondition_divide"}
     decodes = "gradcomp_top_k_decode"  # which has no state
     assert launched(worker, "exchange:copied") == {*of_moments, decodes}

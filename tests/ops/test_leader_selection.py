@@ -110,7 +110,7 @@ def test_unsent_values_stay_in_the_residual(dtype, call):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 3])
-def test_non_finite_values_are_neither_chosen_nor_sent_nor_kept(place, bad):
+def test_non_finite_values_are_neither_chosen_nor_sent_nor_stored(place, bad):
     replica = Replica()
     wrong = replica.gradients[place].numpy()
     wrong.reshape(-1)[-1] = bad

@@ -145,7 +145,7 @@ def test_a_skipped_step_keeps_the_gradients_or_drops_them(keep):
     ],
     ids=str,
 )
-def test_where_only_sums_are_too_large_their_tensors_are_dropped_and_others_kept(large):
+def test_only_tensors_with_too_large_sums_are_dropped(large):
     replica = Replica([(40, 30), (17,), (40, 30), (64, 50), (5,)], [2, 0, 2, 2, 0])
     for tensor, element, value in large:
         values = replica.gradients[tensor].numpy()

@@ -92,7 +92,7 @@ def test_a_whole_number_of_steps_is_not_rounded_up(plan):
     assert plan(np.array([[2, 1]] * 10), np.full((10, 2), 0.1), [0] * 10, steps=10) == [1] * 10
 
 
-def test_plans_are_as_small_as_the_best_of_all():
+def test_plans_are_as_small_as_the_optimum():
     rng = np.random.default_rng(0)
     best = 0
     for _ in range(200):

@@ -220,7 +220,7 @@ def test_a_bad_value_among_the_choices_is_refused(compressor, bad):
     [QSGD(None), PowerSGD(None), TopK(None), AdaComp(None), ScaleCom(None)],
     ids=str,
 )
-def test_small_variables_vectors_and_those_sent_whole_have_no_choices(compressor):
+def test_small_variables_vectors_and_whole_variables_have_no_choices(compressor):
     assert compressor.choices(spec_of((64, 64))) is None
     planned = type(compressor)()
     assert planned.choices(spec_of((64, 64))) is not None

@@ -35,7 +35,7 @@ class Short:
         """Makes a short payload of what `top_k.encode_payload` returned; returns the same."""
         header, body = payload_format.read(plain)
         sizes = [residual.size for residual in left]
-        coded, whole = self._apart(np.frombuffer(body, "<u4"), sizes)
+        coded, whole = self._split(np.frombuffer(body, "<u4"), sizes)
         words, sent = self._written(coded, whole, sizes)
         if header.flags:
             payload = payload_format.write(header, bytes(len(words)))
@@ -86,7 +86,7 @@ class Short:
             decoded.append(tensor.reshape(shape))
         return decoded
 
-    def _apart(self, words: np.ndarray, sizes: Sequence[int]) -> tuple[list[_Tensor], Arrays]:
+    def _split(self, words: np.ndarray, sizes: Sequence[int]) -> tuple[list[_Tensor], Arrays]:
         coded, whole = [], []
         for count, size in zip(self.entries, sizes, strict=True):
             if count:

@@ -121,7 +121,7 @@ class GradientExchange(tf.Module):
             self.saving.register([], [self.step])
             for name, of_all in new.state.items():
                 alike = name in (SECOND_MOMENT, LARGEST)
-                self.saving.register(of_all, [], self.facts.nothing_kept, alike=alike)
+                self.saving.register(of_all, [], self.facts.all_zero, alike=alike)
             self.saving.register(new.job_state.values(), [])
             # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state

@@ -121,7 +121,7 @@ class Facts(tf.Module):
         self.moments_taken = own_variable(np.zeros(gradients, bool), "moments_taken", True)
         self.moments_since = own_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
-    def nothing_kept(self) -> bool:
+    def all_zero(self) -> bool:
         """Returns whether the replicas' state of every gradient is all zeros."""
         return not (self.residual_waits.numpy().any() or self.moments_taken.numpy().any())
 

@@ -56,11 +56,11 @@ def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
         if all(name in env for name in names):
             rank, size = (int(env[name]) for name in names[:2])
             if size > 1:
-                return Rank(scheduler, rank, size, _beside(rank, env[names[2]]))
+                return Rank(scheduler, rank, size, _ranks_here(rank, env[names[2]]))
     return None
 
 
-def _beside(rank: int, counts: str) -> int:
+def _ranks_here(rank: int, counts: str) -> int:
     """Returns the ranks on one rank's machine: `counts` has all machines, or that one alone."""
     of_each = [count for count in expand_counts(counts) for _ in range(count)]
     return of_each[min(rank, len(of_each) - 1)]

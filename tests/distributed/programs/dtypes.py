@@ -114,7 +114,7 @@ def unused():
     return trained()
 
 
-def unused_beside_bfloat16():
+def unused_with_bfloat16():
     return trained("bfloat16")
 
 

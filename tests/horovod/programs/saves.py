@@ -65,7 +65,7 @@ def save():
     by_name = keras.optimizers.OptimizerMap(wrapped_sgd(), {".*bias": wrapped_sgd()})
     several = compiled(lambda: keras.optimizers.MultiOptimizer(by_name))
     seen["several"] = save_of_wrappers(several, "several")
-    return {**seen, "beside": save_of_wrappers(two_parts(), "beside")}
+    return {**seen, "outside": save_of_wrappers(two_parts(), "outside")}
 
 
 def wrapped_sgd():
@@ -75,8 +75,8 @@ def wrapped_sgd():
 class TwoParts(keras.Sequential):
     """Has a second optimizer for the last layer, as a GAN has two optimizers."""
 
-    def set_beside(self, optimizer):
-        self.beside = optimizer
+    def set_second_optimizer(self, optimizer):
+        self.second_optimizer = optimizer
         self.parts = [(self.optimizer, self.layers[:-1]), (optimizer, self.layers[-1:])]
         for one, layers in self.parts:
             one.build([v for layer in layers for v in layer.trainable_variables])
@@ -96,8 +96,8 @@ def two_parts():
     model = compiled(
         wrapped_sgd, build=lambda: TwoParts([keras.Input((4,)), *words_model().layers])
     )
-    model.set_beside(compressed(keras.optimizers.SGD(1e-2, momentum=0.9), "adacomp"))
-    (slot, *_) = model.beside.inner_optimizer.momentums
+    model.set_second_optimizer(compressed(keras.optimizers.SGD(1e-2, momentum=0.9), "adacomp"))
+    (slot, *_) = model.second_optimizer.inner_optimizer.momentums
     slot.assign(tf.fill(slot.shape, RANK + 1.0))
     gc.broadcast_initial_state(model)
     assert float(tf.reduce_max(slot)) == 1.0
