@@ -7,7 +7,7 @@ says. A name in brackets is one that the test is parametrized with.
 STRATEGY = "distributed/test_"
 HOROVOD = "horovod/test_horovod.py::test_"
 KERAS2 = "keras2/test_jobs.py::test_"
-AS_ONE_PROCESS = "dense_training_is_that_of_one_process_on_whole_batches"
+AS_ONE_PROCESS = "dense_training_equals_one_process_on_whole_batches"
 
 COLUMNS = (
     "Keras 3, strategy",
@@ -30,7 +30,7 @@ ROWS = {
             f"{STRATEGY}fit.py::test_predict_returns_all_rows_in_order_on_every_worker",
         ],
         NOT_THERE,
-        [f"{KERAS2}metrics_and_predictions_are_those_of_one_process"],
+        [f"{KERAS2}metrics_and_predictions_equal_one_process"],
         NOT_THERE,
     ),
     "a training loop": (
@@ -82,7 +82,7 @@ ROWS = {
             f"{STRATEGY}lgc.py::test_all_workers_go_through_all_phases_together",
         ],
         [f"{HOROVOD}ranks_learn_an_autoencoder_and_plan_together"],
-        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
     '`compressor="auto"`': (
@@ -94,15 +94,15 @@ ROWS = {
     "`gc.advise`": (
         [f"{STRATEGY}auto.py::test_all_workers_are_given_the_same_advice"],
         [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
-        [f"{KERAS2}three_are_advised_and_told_what_differs[strategy]"],
-        [f"{KERAS2}three_are_advised_and_told_what_differs[horovod]"],
+        [f"{KERAS2}three_get_advice_and_report_differences[strategy]"],
+        [f"{KERAS2}three_get_advice_and_report_differences[horovod]"],
     ),
     "division by Adam's second moment": (
         [
             f"{STRATEGY}simulation_agrees.py::test_simulation_and_job_agree_step_by_step",
             f"{STRATEGY}auto.py::test_preconditioning_follows_the_choice_and_state_covers_all_candidates",
         ],
-        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
+        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
     ),
@@ -138,20 +138,20 @@ ROWS = {
     ),
     "`CompressionMonitor`": (
         [f"{STRATEGY}fit.py::test_monitor_counts_all_bytes_of_a_step"],
-        [f"{HOROVOD}plans_and_logs_are_those_of_the_job"],
-        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{HOROVOD}plans_and_logs_equal_the_jobs"],
+        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
     "checkpoints: Keras' files and `tf.train.Checkpoint`": (
         [f"{STRATEGY}checkpoints.py::test_sum_of_residuals_is_restored_from"],
-        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
-        [f"{KERAS2}a_job_goes_on_from_what_was_saved"],
-        [f"{KERAS2}ranks_of_horovod_go_on_from_what_was_saved"],
+        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
+        [f"{KERAS2}a_job_resumes_from_its_save"],
+        [f"{KERAS2}ranks_of_horovod_resume_from_a_save"],
     ),
     "`BackupAndRestore`": (
         [f"{STRATEGY}faults.py::test_killed_job_resumes_with"],
         [f"{HOROVOD}a_backup_holds_the_residuals_of_all"],
-        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
     "several GPUs in each host, on [two levels](docs/two_levels.md)": (
@@ -184,9 +184,9 @@ ROWS = {
             f"{STRATEGY}checkpoints.py::test_training_resumes_from",
             f"{STRATEGY}methods.py::test_more_workers_resume_from_a_backup",
         ],
-        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
-        [f"{KERAS2}three_go_on_from_a_job_of_two[strategy]"],
-        [f"{KERAS2}three_go_on_from_a_job_of_two[horovod]"],
+        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
+        [f"{KERAS2}three_resume_from_a_job_of_two[strategy]"],
+        [f"{KERAS2}three_resume_from_a_job_of_two[horovod]"],
     ),
     "an error when workers differ or die": (
         [
@@ -194,15 +194,15 @@ ROWS = {
             f"{STRATEGY}faults.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
         ],
         [
-            f"{HOROVOD}ranks_are_told_in_what_they_differ",
+            f"{HOROVOD}ranks_report_their_differences",
             f"{HOROVOD}a_late_rank_is_named_and_the_others_end_with_an_error_when_it_is_killed",
         ],
         [
-            f"{KERAS2}three_are_advised_and_told_what_differs[strategy]",
+            f"{KERAS2}three_get_advice_and_report_differences[strategy]",
             f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[strategy]",
         ],
         [
-            f"{KERAS2}three_are_advised_and_told_what_differs[horovod]",
+            f"{KERAS2}three_get_advice_and_report_differences[horovod]",
             f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[horovod]",
         ],
     ),
