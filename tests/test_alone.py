@@ -104,7 +104,9 @@ def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
 ):
     set_tf_config(monkeypatch, CLUSTER, "worker", 1)
     import_horovod(monkeypatch, size=of_horovod)
-    alone.check_not_alone_by_mistake(types.SimpleNamespace(processes=processes))
+    alone.check_not_alone_by_mistake(
+        types.SimpleNamespace(processes=types.SimpleNamespace(size=processes))
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -60,7 +60,7 @@ strategy = gc.MultiWorkerMirroredStrategy(stall_after=0)
 
 def used_after(gathers):
     for _ in range(gathers):
-        strategy.group.largest([1.0])
+        strategy.group.processes.largest([1.0])
     return allocated().used
 
 before = used_after(100)

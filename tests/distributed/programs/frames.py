@@ -47,10 +47,11 @@ def noting(graph, op_type, *args, **kwargs):
 
 def handing_over(hand_over, place, wanted):
     found["handed over"] += 1
-    return take(hand_over, place, wanted)
+    return to_replicas(hand_over, place, wanted)
 
 
-found["handed over"], take, HandOver.take = 0, HandOver.take, handing_over
+found["handed over"] = 0
+to_replicas, HandOver.to_replicas = HandOver.to_replicas, handing_over
 tf.Graph._create_op_internal = noting
 strategy = gc.MultiWorkerMirroredStrategy()
 x, y = np.ones([16, 4], "float32"), np.ones([16, 1], "float32")
