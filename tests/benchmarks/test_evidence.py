@@ -290,7 +290,7 @@ def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
     context = types.SimpleNamespace(Process=Process)
     monkeypatch.setattr(pool, "_preloaded", lambda module, threads: context)
     monkeypatch.setattr(pool.connection, "wait", lambda running, timeout: running)
-    monkeypatch.setattr(pool.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pool, "time", types.SimpleNamespace(monotonic=clock.__next__))
     long, short = (Training("digits", 8, 0, steps) for steps in (20_000, 22))
     limits = pool.Limits(1, 1, minutes=1)
     one = pool.Pool(tmp_path, evidence_jobs.WORK, limits, lambda done: None)
