@@ -390,10 +390,15 @@ def markdown(plan: Plan, found: Found) -> str:
 )
 @click.option("--kills", type=click.IntRange(min=0), default=5, help="Workers to kill.")
 @click.option("--seed", default=0, help="Seed of the times of kills and of the choice of workers.")
-@click.option("--workers", type=click.IntRange(min=2), default=2)
-def main(**arguments: Any) -> None:
+@click.option(
+    "--workers",
+    type=click.Choice(["2", "4", "8"]),
+    default="2",
+    help="A power of two, so that a share of a residual is exact.",
+)
+def main(workers: str, **arguments: Any) -> None:
     """Train for some minutes while workers are killed."""
-    plan = Plan(**arguments)
+    plan = Plan(workers=int(workers), **arguments)
     found = soak(plan)
     print(markdown(plan, found))
     for fault in found.faults:
