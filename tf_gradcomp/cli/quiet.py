@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,9 +26,10 @@ _NOISE = re.compile(
 _INTERRUPTED = re.compile(
     r"KeyboardInterrupt$|Process \S+:$|During handling of the above exception"
 )
-_QUIET = 1.0  # seconds without a line, after which a traceback is over
+_QUIET = 1.0  # seconds without a line, after which a complete traceback is over
 _LONGEST_HELD = 5.0  # seconds
 _MOST_LINES = 1000
+_MOST_COMPARED = 16  # tracebacks
 
 
 def wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
@@ -40,17 +42,21 @@ def is_noise(line: str) -> bool:
     return bool(_NOISE.match(line))
 
 
+def _now() -> float:
+    return time.monotonic()
+
+
 @dataclass
 class _Block:
     """A traceback of one worker, and the following lines."""
 
     worker: int
     lines: list[str]
-    began: float = field(default_factory=time.monotonic)
-    latest: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=_now)
+    latest: float = field(default_factory=_now)
 
     def add(self, line: str) -> None:
-        self.latest = time.monotonic()
+        self.latest = _now()
         self.lines.append(line)
 
 
@@ -58,7 +64,7 @@ class Quiet:
     """Decides which lines of the workers' stderr are shown.
 
     The first traceback is shown as it comes. Tracebacks of other workers are held back until they
-    end, and shown unless they repeat the first traceback. Once the user has stopped the job, all
+    end, and shown unless they repeat a shown traceback. Once the user has stopped the job, all
     tracebacks are held back, and tracebacks of the interruption itself are never shown.
     """
 
@@ -66,6 +72,7 @@ class Quiet:
         self.stopped = False
         self._workers = workers
         self._first: _Block | None = None
+        self._later: deque[_Block] = deque(maxlen=_MOST_COMPARED)  # held back, and then shown
         self._held: dict[int, _Block] = {}
 
     def shows(self, worker: int, line: str) -> bool:
@@ -90,29 +97,47 @@ class Quiet:
 
         A line with None as worker reports that several workers had the same error.
         """
-        now = time.monotonic()
         held = sorted(self._held.values(), key=lambda block: block.worker)
-        quiet = all(now - block.latest > _QUIET for block in held)
-        late = any(now - block.began > _LONGEST_HELD for block in held)
-        if not held or not (quiet or late or all_ended):
+        if not held or not (all_ended or self._are_over(held)):
             return
         self._held = {}
-        same = []
+        same: dict[int, list[int]] = {}
         for block in held:
-            rest: Sequence[str] | None = block.lines
+            rest: Sequence[str] = block.lines
             if self.stopped:
                 rest = [] if _is_interruption(block.lines) else block.lines
-            elif self._first and (rest := _beyond(block.lines, self._first.lines)) is None:
-                rest = block.lines
-            elif self._first:
-                same.append(block.worker)
-            yield from ((block.worker, line) for line in rest or ())
-        every = len(same) + 1 == self._workers
-        # The job's end is printed next, with an error that ended all workers.
-        if same and self._first and not (every and all_ended):
-            names = f"worker{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}"
-            whom = "all workers" if every else f"{names} as on worker {self._first.worker}"
-            yield None, f"the same error on {whom}."
+            elif found := self._repeated_by(block):
+                shown, rest = found
+                same.setdefault(shown.worker, []).append(block.worker)
+            else:
+                self._later.append(block)
+            yield from ((block.worker, line) for line in rest)
+        for worker, others in same.items():
+            every = len(others) + 1 == self._workers
+            # The job's end is printed next, with an error that ended all workers.
+            if not (every and all_ended):
+                names = f"worker{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+                whom = "all workers" if every else f"{names} as on worker {worker}"
+                yield None, f"the same error on {whom}."
+
+    def _are_over(self, held: Sequence[_Block]) -> bool:
+        """Returns whether tracebacks are complete; a paused worker may be in the middle of one."""
+        now = _now()
+        if any(now - block.began > _LONGEST_HELD for block in held):
+            return True
+        first = [] if self._first is None else [self._first]
+        return all(now - block.latest > _QUIET for block in held) and all(
+            _has_error(block.lines) for block in [*held, *first]
+        )
+
+    def _repeated_by(self, block: _Block) -> tuple[_Block, Sequence[str]] | None:
+        """Returns the shown traceback that a block repeats, if any, and the lines to show."""
+        for shown in filter(None, [self._first, *self._later]):
+            if shown.worker != block.worker:
+                rest = _beyond(block.lines, shown.lines)
+                if rest is not None:
+                    return shown, rest
+        return None
 
 
 def _is_interruption(lines: Sequence[str]) -> bool:
@@ -127,8 +152,12 @@ def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:
     equal = all(
         same_but_for_numbers(a) == same_but_for_numbers(b) for a, b in zip(own, other, strict=False)
     )
-    complete = any(line.strip() and not line[0].isspace() for line in own[1:both])
-    return lines[both:] if equal and complete else None
+    return lines[both:] if equal and _has_error(own[:both]) else None
+
+
+def _has_error(traceback: Sequence[str]) -> bool:
+    """Returns whether a traceback has come to its error, which is not indented."""
+    return any(line.strip() and not line[0].isspace() for line in traceback[1:])
 
 
 def _until_log(lines: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,70 @@
+"""Tests which lines of workers are shown, when tracebacks come in any order and with pauses."""
+
+import types
+
+import pytest
+
+from tf_gradcomp.cli.quiet import Quiet
+
+TRACEBACK = "Traceback (most recent call last):"
+LOST = [TRACEBACK, '  File "train.py", line 3', "OSError: lost worker 2"]
+FULL = [TRACEBACK, '  File "train.py", line 1', "OSError: disk full"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until the test sets it."""
+    clock = types.SimpleNamespace(now=0.0)
+    time = types.SimpleNamespace(monotonic=lambda: clock.now)
+    monkeypatch.setattr("tf_gradcomp.cli.quiet.time", time)
+    return clock
+
+
+def shown_now(quiet, worker, lines):
+    return [line for line in lines if quiet.shows(worker, line)]
+
+
+def test_an_error_of_several_workers_is_shown_once_after_another_error(clock):
+    quiet = Quiet(3)
+    assert shown_now(quiet, 2, FULL) == FULL
+    assert shown_now(quiet, 0, LOST) == []
+    clock.now = 2.0
+    assert list(quiet.due()) == [(0, line) for line in LOST]
+    assert shown_now(quiet, 1, LOST) == []
+    assert list(quiet.due(all_ended=True)) == [(None, "the same error on worker 1 as on worker 0.")]
+
+
+def test_a_traceback_is_compared_when_it_has_come_to_its_error(clock):
+    quiet = Quiet(3)
+    assert shown_now(quiet, 0, LOST[:1]) == LOST[:1]
+    assert shown_now(quiet, 1, LOST) == []
+    clock.now = 2.0  # worker 0 is paused, and the traceback that it shows is not complete
+    assert list(quiet.due()) == []
+    assert shown_now(quiet, 0, LOST[1:]) == LOST[1:]
+    assert shown_now(quiet, 2, LOST[:2]) == []
+    clock.now = 4.0  # worker 2 is paused
+    assert list(quiet.due()) == []
+    assert shown_now(quiet, 2, LOST[2:]) == []
+    assert list(quiet.due()) == []
+    clock.now = 5.0
+    assert list(quiet.due()) == []  # more lines may follow
+    clock.now = 5.5
+    assert list(quiet.due()) == [(None, "the same error on all workers.")]
+
+
+def test_an_incomplete_traceback_is_not_held_back_for_long(clock):
+    quiet = Quiet(2)
+    shown_now(quiet, 0, FULL)
+    shown_now(quiet, 1, LOST[:2])
+    clock.now = 6.0
+    assert list(quiet.due()) == [(1, line) for line in LOST[:2]]
+    assert quiet.shows(1, LOST[2])
+
+
+def test_a_worker_may_have_an_error_again(clock):
+    quiet = Quiet(2)
+    shown_now(quiet, 0, FULL)
+    for now in (2.0, 4.0):
+        shown_now(quiet, 1, LOST)
+        clock.now = now
+        assert list(quiet.due()) == [(1, line) for line in LOST]
