@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
+Gradients: TypeAlias = Sequence[tf.Tensor | tf.IndexedSlices]
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -30,17 +31,19 @@ def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSp
 
 
 def values_or_fill(
-    finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices, value: float
-) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient or, if not `finite`, `value` everywhere in the form of the gradient."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = values_or_fill(finite, gradient.values, value)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.cond(
-        finite,
-        lambda: gradient,
-        lambda: tf.fill(tf.shape(gradient), tf.constant(value, gradient.dtype)),
-    )
+    finite: tf.Tensor, gradients: Gradients, value: float
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Returns gradients or, if not `finite`, `value` everywhere in the forms of the gradients."""
+    if not gradients:
+        return []
+    given = [_values(gradient) for gradient in gradients]
+
+    def fill() -> list[tf.Tensor]:
+        return [tf.fill(tf.shape(one), tf.constant(value, one.dtype)) for one in given]
+
+    # One branch for all gradients: a branch takes long to trace.
+    values = tf.cond(finite, lambda: given, fill)
+    return list(map(_with_values, gradients, values))
 
 
 def check_dtypes(specs: Sequence[GradientSpec]) -> None:
@@ -77,26 +80,35 @@ def _known_shapes(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.TensorShape
 
 def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
     """A gradient divided by a number, in its own dtype."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = divided(gradient.values, scale)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    values = _values(gradient)
     # In float16 a scale of 65536 would be infinite.
-    unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)
-    return tf.cast(unscaled, gradient.dtype)
+    unscaled = tf.cast(values, tf.float32) / tf.cast(scale, tf.float32)
+    return _with_values(gradient, tf.cast(unscaled, values.dtype))
 
 
 def times(gradient: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf.IndexedSlices:
     """A gradient multiplied by a whole number."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = times(gradient.values, number)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(number, gradient.dtype)
+    values = _values(gradient)
+    return _with_values(gradient, values * tf.cast(number, values.dtype))
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """Returns whether all gradients of this replica are finite, as a bool scalar."""
-    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    tensors = map(_values, gradients)
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _with_values(
+    gradient: tf.Tensor | tf.IndexedSlices, values: tf.Tensor
+) -> tf.Tensor | tf.IndexedSlices:
+    """Returns other values in the form of a gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
 
 
 def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
@@ -216,9 +228,6 @@ def check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
             f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
             "expected one gradient, or None, for each variable."
         )
-
-
-Gradients: TypeAlias = Sequence[tf.Tensor | tf.IndexedSlices]
 
 
 def add_residuals(

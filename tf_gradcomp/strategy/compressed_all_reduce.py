@@ -117,7 +117,7 @@ def _reduced(
 
     def reduce(own: Sequence[Any]) -> list[Any]:
         reduced, finite, *_ = exchange.reduce(own, variables)
-        return [values_or_fill(finite, gradient, if_skipped) for gradient in reduced]
+        return values_or_fill(finite, reduced, if_skipped)
 
     def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
         return group.each_replica(reduce, args=(gradients,))

@@ -56,7 +56,7 @@ def gradients_for_residuals(
         The gradients of `every`; zeros for a variable without a gradient.
     """
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
-    given = {id(v): values_or_fill(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}
+    given = dict(zip(map(id, variables), values_or_fill(finite, grads, 0.0), strict=True))
     return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
 
 

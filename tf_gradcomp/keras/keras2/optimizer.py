@@ -124,7 +124,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def reduce(grads: list[Gradient]) -> list[Gradient]:
             reduced, finite, *_ = exchange(grads)
-            return [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
+            return values_or_fill(finite, reduced, math.nan)
 
         context = checked_replica_context()
         exchange = self._reduction_of(variables)
@@ -206,7 +206,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         def reduce(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
             reduced, finite, *_ = exchange(grads)
             if self._scaler_decides:
-                reduced = [values_or_fill(finite, gradient, math.nan) for gradient in reduced]
+                reduced = values_or_fill(finite, reduced, math.nan)
             return reduced, finite
 
         def apply(grads: list[Gradient]) -> None:
