@@ -31,8 +31,8 @@ class LargestEntries {
 
   int64_t num_blocks() const { return blocks_.size(); }
 
-  // Runs the first pass. Returns whether the whole block is finite; if not, no other pass may
-  // follow.
+  // Runs the first pass. Returns whether the whole block is finite. Infinite values are the largest
+  // but for NaN.
   bool Count(int64_t block);
 
   // Must be called when all blocks are counted.

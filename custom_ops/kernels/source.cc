@@ -1,5 +1,7 @@
 #include "source.h"
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace gradcomp {
@@ -13,6 +15,10 @@ constexpr Vectorized Add{[](const float* residual, const auto* gradient, int64_t
 }  // namespace
 
 void Accumulate(const Source& source, int64_t begin, int64_t size, float* sums) {
+  if (source.gradient == nullptr) {
+    std::copy_n(source.residual + begin, size, sums);
+    return;
+  }
   WithGradient(source.type, source.gradient, [&](const auto* gradient) {
     Add(source.residual + begin, gradient + begin, size, sums);
   });

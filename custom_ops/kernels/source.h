@@ -9,7 +9,7 @@ namespace gradcomp {
 
 struct Source {
   float* residual;  // some functions update it in place
-  const void* gradient;
+  const void* gradient;  // null: zeros
   GradientType type;
 };
 

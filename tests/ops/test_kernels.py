@@ -11,7 +11,9 @@ TESTS = Path(__file__).parents[2] / "custom_ops" / "tests"
 PROGRAMS = sorted(path.stem for path in [*TESTS.glob("*_test.cc"), *TESTS.glob("fuzz_*.cc")])
 # These have a variant for AVX2, which the processor picks, and a portable one. AdaComp's test runs
 # all of its variants by itself.
-VECTORIZED = [f"{name}_test" for name in ("chunks", "power_sgd", "precondition", "quantized")]
+VECTORIZED = [
+    f"{name}_test" for name in ("chunks", "count_sketch", "power_sgd", "precondition", "quantized")
+]
 KERNELS = TESTS.parent / "kernels"
 KEPT_OBJECTS = TESTS.parents[1] / "build" / "objects"
 SANITIZE = ["-fsanitize=address,undefined"]

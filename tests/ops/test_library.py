@@ -90,7 +90,7 @@ STEPS = """
     from tf_gradcomp import compressors, ops
     from tf_gradcomp.ops import library
 
-    METHODS = "adacomp scalecom top_k random_k qsgd sign_sgd power_sgd".split()
+    METHODS = "adacomp scalecom top_k random_k qsgd sign_sgd power_sgd count_sketch".split()
 
     def digest(*arrays):
         of_all = hashlib.sha256()

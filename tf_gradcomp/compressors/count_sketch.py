@@ -16,8 +16,6 @@ from tf_gradcomp.policy import VECTOR, GradientSpec
 
 _ROWS = (1, 3, 5)
 _MOST_FACTOR = 1024
-_PHILOX = 1  # TensorFlow's number of the generator
-_MOST_BLOCKS = 2**40  # of random numbers for a row
 
 
 class _Plan(NamedTuple):
@@ -40,8 +38,9 @@ class CountSketch(Compressor):
     their entries compete. Vectors (biases, normalization) are summed whole.
 
     Use it to compare sketches with other choices of entries. Below 16 replicas, TopK of the same
-    density sends less, and with 8 replicas it trained better. This method is plain TensorFlow, and
-    takes longer to encode and decode than TopK.
+    density sends less, and with 8 replicas it trained better. This method takes longer to encode
+    and decode than TopK, because it draws a random number for each entry and row twice in a step.
+    The host draws them, with a GPU as well.
 
     Args:
         density: The share of the entries that the sketch can recover, above 0 and up to 1.
@@ -119,27 +118,16 @@ class CountSketch(Compressor):
         *parts, flag = tf.split(taken, [*(spec.elements for spec in specs), 1])
         values = _concat([parts[number] for number in plan.sketched])
         whole = _concat([parts[number] for number in plan.whole])
-        hashes = [
-            self._hashes(inputs, row, plan.columns, values.shape)
-            for row in range(self.rows if plan.sketched else 0)
-        ]
-        rows = [
-            tf.math.unsorted_segment_sum(signs * values, buckets, plan.columns)
-            for buckets, signs in hashes
-        ]
-        answer = yield AllReduce(tf.concat([whole, *rows, flag], 0))
-        whole_sum, *rows, flag = tf.split(answer, [tf.size(whole), *[plan.columns] * len(rows), 1])
+        settings = ops.SketchSettings(inputs.step, self.seed, self.rows, plan.columns)
+        own = ops.count_sketch(values, settings) if plan.sketched else tf.zeros([0])
+        answer = yield AllReduce(tf.concat([whole, own, flag], 0))
+        whole_sum, sums, flag = tf.split(answer, [tf.size(whole), tf.size(own), 1])
         finite = tf.math.is_finite(flag[0])
         total, rest = tf.zeros_like(values), values
         if plan.sketched:
-            estimates = _median(
-                [
-                    # NaN is the sum of overflows; a value that overflows is large.
-                    signs * tf.gather(tf.where(tf.math.is_nan(row), float("inf"), row), buckets)
-                    for row, (buckets, signs) in zip(rows, hashes, strict=True)
-                ]
+            places = ops.count_sketch_largest(
+                sums, settings, size=values.shape.num_elements(), count=plan.candidates
             )
-            _, places = tf.math.top_k(tf.abs(estimates), plan.candidates)
             given = tf.where(finite, tf.gather(values, places), 0.0)
             exact = yield AllReduce(given)
             places = places[:, tf.newaxis]
@@ -197,34 +185,6 @@ class CountSketch(Compressor):
             4 * (spec.elements * shared // elements if number in plan.sketched else spec.elements)
             for number, spec in enumerate(specs)
         ]
-
-    def _hashes(
-        self, inputs: ExchangeInputs, row: int, columns: int, shape: tf.TensorShape
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the column and the sign of each entry in a row, equal on all replicas."""
-        counter = tf.stack([tf.constant(row * _MOST_BLOCKS, tf.int64), inputs.step])
-        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=shape,
-            key=tf.constant([self.seed], tf.uint64),
-            counter=tf.cast(counter, tf.uint64),
-            alg=_PHILOX,
-            dtype=tf.int32,
-        )
-        signs = tf.where(words < 0, -1.0, 1.0)
-        return tf.bitwise.bitwise_and(words, 2**31 - 1) % columns, signs
-
-
-def _median(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the medians of 1, 3 or 5 vectors."""
-    if len(rows) == 1:
-        return rows[0]
-    if len(rows) == 5:
-        (a, b, c, d), rest = rows[:4], rows[4:]
-        below = tf.maximum(tf.minimum(a, b), tf.minimum(c, d))
-        above = tf.minimum(tf.maximum(a, b), tf.maximum(c, d))
-        return _median([below, above, *rest])
-    a, b, c = rows
-    return tf.maximum(tf.minimum(a, b), tf.minimum(tf.maximum(a, b), c))
 
 
 def _concat(parts: Sequence[tf.Tensor]) -> tf.Tensor:

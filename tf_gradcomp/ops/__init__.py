@@ -21,6 +21,7 @@ from tf_gradcomp.ops.chunks import (
     chunk_split,
     chunk_take,
 )
+from tf_gradcomp.ops.count_sketch import SketchSettings, count_sketch, count_sketch_largest
 from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.leader_selection import (
     LeaderSelection,
@@ -56,6 +57,7 @@ __all__ = [
     "LeaderSelection",
     "LibraryError",
     "SecondMoments",
+    "SketchSettings",
     "adacomp_decode",
     "adacomp_encode",
     "adacomp_put_back",
@@ -64,6 +66,8 @@ __all__ = [
     "chunk_select",
     "chunk_split",
     "chunk_take",
+    "count_sketch",
+    "count_sketch_largest",
     "knapsack",
     "leader_apply",
     "leader_place_words",
