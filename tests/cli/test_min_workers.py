@@ -7,7 +7,6 @@ import pytest
 from tests.cli.test_hosts import ssh  # noqa: F401
 from tests.cli.test_restarts import START
 from tests.cli.test_run import gradcomp, preloaded_gradcomp, program  # noqa: F401
-from tests.cli.test_scheduler import SLURM
 
 PLACE = """
 workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
@@ -182,9 +181,3 @@ def test_a_least_number_that_means_nothing_is_refused(program, args, says):  # n
     done = gradcomp("run", "-n", "3", *args, program(""))
     assert done.returncode == 2
     assert says in done.stderr
-
-
-def test_schedulers_decide_who_takes_part(program):  # noqa: F811
-    done = gradcomp("run", "--min-workers", "1", program(""), env=SLURM)
-    assert done.returncode == 2
-    assert "srun has started this process, and ends all workers when one fails" in done.stderr

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.cli.test_run import gradcomp, preloaded_gradcomp, program  # noqa: F401
-from tests.cli.test_scheduler import SLURM
 
 START = """
 import pathlib
@@ -95,12 +94,6 @@ def test_the_time_limit_covers_all_runs(program, tmp_path):  # noqa: F811
     done = run(program, tmp_path, body, "--max-restarts", "9", "--timeout", "10")
     assert done.returncode == 124
     assert json.loads(done.stdout)["restarts"] == 1
-
-
-def test_schedulers_restart_their_jobs_themselves(program, tmp_path):  # noqa: F811
-    done = gradcomp("run", "--max-restarts", "1", program(""), env=SLURM)
-    assert done.returncode == 2
-    assert "leave out --max-restarts" in done.stderr
 
 
 def train(program, folder, *args):  # noqa: F811

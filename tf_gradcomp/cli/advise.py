@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
-from tf_gradcomp.cli.job import report_end, run_job, run_rank
+from tf_gradcomp.cli.job import addresses_of, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Threads, Workers, json_option
 from tf_gradcomp.cli.run import (
     check_scheduled,
@@ -95,7 +95,15 @@ def advise(
             **thread_settings(threads_per_worker, workers or 1, place),
         }
         if place is not None:
-            result = run_rank(place, command, env, output="chief", all_to_stderr=as_json)
+            with addresses_of(place) as addresses:
+                result = run_rank(
+                    place,
+                    addresses.workers,
+                    command=command,
+                    env=env,
+                    output="chief",
+                    all_to_stderr=as_json,
+                )
         else:
             place = _of_tf_config() if workers is None else None
             result = run_job(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import click
 
@@ -13,7 +13,15 @@ from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.output import WorkerOutput, echo, table_width
 from tf_gradcomp.cli.stop_requests import stop_requests
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch import JobResult, LocalJob, Placed, Rank, addresses_of_all, malloc
+from tf_gradcomp.launch import (
+    Addresses,
+    JobResult,
+    LocalJob,
+    Placed,
+    Rank,
+    addresses_of_all,
+    malloc,
+)
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import make_tf_config
 
@@ -31,6 +39,7 @@ def run_job(
     worker_env: Sequence[Mapping[str, str]] | None = None,
     part: Rank | None = None,
     placed: Placed | None = None,
+    watch: Callable[[LocalJob], None] | None = None,
     *,
     tf_config: bool = True,
     all_to_stderr: bool = False,
@@ -39,8 +48,9 @@ def run_job(
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
     `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place of the job's only
-    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `verbose`
-    shows the lines that `Quiet` would omit. `LocalJob` explains the other arguments.
+    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `watch` is
+    called often while workers run. `verbose` shows the lines that `Quiet` would omit. `LocalJob`
+    explains the other arguments.
     """
     of_all = part.size if part else workers
     env = {**env, **_malloc_settings(env, tell=verbose)}
@@ -79,6 +89,8 @@ def run_job(
         requests.pass_to(job, shown)
         while job.step():
             shown.show_suppressed()
+            if watch is not None:
+                watch(job)
         return job.run()  # reads the rest of the pipes
 
 
@@ -92,37 +104,46 @@ def _malloc_settings(env: Mapping[str, str], *, tell: bool) -> dict[str, str]:
     return settings
 
 
-def run_rank(
-    place: Rank,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    output: str,
-    grace: float = GRACE,
-    timeout: float | None = None,
-    *,
-    all_to_stderr: bool = False,
-    verbose: bool = False,
-) -> JobResult:
-    """Runs this process' worker of a scheduler's job."""
+@contextmanager
+def addresses_of(place: Rank) -> Iterator[Addresses]:
+    """The addresses of a scheduler's job; see `addresses_of_all`."""
     with ExitStack() as stack:
         try:
             addresses = stack.enter_context(addresses_of_all(place))
         except RuntimeError as error:
             raise click.ClickException(str(error)) from error
-        own = {TF_CONFIG: make_tf_config(addresses, place.rank)}
-        return run_job(
-            command,
-            1,
-            env,
-            output,
-            grace,
-            timeout,
-            [own],
-            place,
-            tf_config=False,
-            all_to_stderr=all_to_stderr,
-            verbose=verbose,
-        )
+        yield addresses
+
+
+def run_rank(
+    place: Rank,
+    addresses: Sequence[str],
+    timeout: float | None = None,
+    more: Mapping[str, str] | None = None,
+    watch: Callable[[LocalJob], None] | None = None,
+    *,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: str,
+    grace: float = GRACE,
+    all_to_stderr: bool = False,
+    verbose: bool = False,
+) -> JobResult:
+    """Runs this process' worker of a scheduler's job; `more` is added to `env`."""
+    return run_job(
+        command,
+        1,
+        {**env, **(more or {})},
+        output,
+        grace,
+        timeout,
+        [{TF_CONFIG: make_tf_config(addresses, place.rank)}],
+        place,
+        tf_config=False,
+        watch=watch,
+        all_to_stderr=all_to_stderr,
+        verbose=verbose,
+    )
 
 
 def report_end(result: JobResult, *, shown_tails: bool) -> None:

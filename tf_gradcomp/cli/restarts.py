@@ -6,18 +6,30 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import click
 
 from tf_gradcomp.cli.job import report_end
 from tf_gradcomp.environment import SAVED, SAVES
-from tf_gradcomp.launch import JobResult, Rank, Slots, Survey
+from tf_gradcomp.launch import JobResult, Slots
 
-Run = Callable[[Sequence[int], Survey | None, float | None, Mapping[str, str]], JobResult]
-"""Runs a job once: in some slots, on surveyed hosts, for at most a number of seconds, with more
-environment variables."""
+Run = Callable[[Sequence[int], Any, float | None, Mapping[str, str]], JobResult]
+"""Runs a job once: in some slots, with the latest survey, for at most a number of seconds, with
+more environment variables."""
+
+
+class Survey(Protocol):
+    """What is known of the places for workers before a run."""
+
+    @property
+    def slots(self) -> Collection[int]:
+        """The slots that can run workers."""
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """A line for each place that cannot, such as a host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +38,7 @@ class Ended:
 
     result: JobResult  # of the last run, or of the first of two runs that died in the same way
     runs: Sequence[tuple[Sequence[int], JobResult]]  # each with the slots of its workers
+    is_told: bool = True  # False if another process tells the user
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the end and all runs, JSON-serializable."""
@@ -45,10 +58,11 @@ class Restarts:
     Args:
         run: Runs the job once.
         slots: Decides which workers take part in a run.
-        survey: Looks at the hosts before a run; None without hosts.
+        survey: Looks at the places for workers before a run; None if they are always there.
         most: The maximum number of restarts.
         timeout: The number of seconds that all runs together may take.
         shown_tails: As for `report_end`.
+        tells: Whether to print why and how the job is restarted.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class Restarts:
         timeout: float | None,
         *,
         shown_tails: bool,
+        tells: bool = True,
     ) -> None:
         self._run_once = run
         self._slots = slots
@@ -67,19 +82,20 @@ class Restarts:
         self._most = most
         self._timeout = timeout
         self._shown_tails = shown_tails
+        self._tells = tells
         self._runs: list[tuple[Sequence[int], JobResult]] = []
         self._used: Sequence[int] = range(slots.number)
-        self._hosts: Survey | None = None
+        self._places: Survey | None = None
 
     def run(self) -> Ended:
         """Runs the job until it has ended for good."""
         if self._survey:
-            self._hosts = self._survey()
-            if self._hosts.problems:
-                problems = "\n".join(self._hosts.problems)
+            self._places = self._survey()
+            if self._places.problems:
+                problems = "\n".join(self._places.problems)
                 raise click.ClickException(f"workers cannot be started on\n{problems}")
         if self._most == 0:
-            result = self._run_once(self._used, self._hosts, self._timeout, {})
+            result = self._run_once(self._used, self._places, self._timeout, {})
             return Ended(result, [(self._used, result)])
         started = time.monotonic()
         with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
@@ -91,7 +107,7 @@ class Restarts:
                 try:
                     end = self._after(saved, saves.name)
                 except KeyboardInterrupt:  # while hosts are surveyed
-                    _print_notice("no restart: stopped by SIGINT.")
+                    self._tell("no restart: stopped by SIGINT.")
                     end = self._runs[-1][1]
                 if end is not None:
                     return Ended(end, self._runs)
@@ -100,7 +116,7 @@ class Restarts:
         """Runs the job once; returns whether it has saved."""
         saved = os.stat(saves).st_size
         noting = {SAVES: saves, **({SAVED: "1"} if saved else {})}
-        result = self._run_once(self._used, self._hosts, left, noting)
+        result = self._run_once(self._used, self._places, left, noting)
         if result.timed_out is not None:
             result = dataclasses.replace(result, timed_out=self._timeout)
         self._runs.append((self._used, result))
@@ -117,16 +133,17 @@ class Restarts:
         else:
             left_out, first = self._slots.blame(result, used)
         if first is not None:
-            _print_notice(
+            self._tell(
                 "two runs died without a save between them, so another run would die, too."
             )
             return first
         if len(self._runs) > self._most:
-            _print_notice(f"--max-restarts allows only {self._most}.")
+            self._tell(f"--max-restarts allows only {self._most}.")
             return result
-        report_end(result, shown_tails=self._shown_tails)
+        if self._tells:
+            report_end(result, shown_tails=self._shown_tails)
         if left_out is not None:
-            _print_notice(
+            self._tell(
                 f"slot {left_out} is left out until the other workers have saved: its worker died "
                 "first in two runs, without a save between them."
             )
@@ -138,29 +155,28 @@ class Restarts:
         every, least = self._slots.number, self._slots.least
         present: Sequence[int] = range(every)
         if self._survey:
-            self._hosts = self._survey()
-            present = [*self._hosts.slots]
-            for problem in self._hosts.problems:
-                _print_notice(f"no worker can be started on {problem}")
+            self._places = self._survey()
+            present = [*self._places.slots]
+            for problem in self._places.problems:
+                self._tell(f"no worker can be started on {problem}")
         before, self._used = self._used, self._slots.usable(present, self._used)
         count = f"{len(self._used)} of {every} workers"
         if len(self._used) < least:
-            _print_notice(f"no restart: {count} could start, and the job needs {least}.")
+            self._tell(f"no restart: {count} could start, and the job needs {least}.")
             return False
         slots = f"slot{'s' if len(self._used) > 1 else ''} {', '.join(map(str, self._used))}"
         where = f", with {count}, in {slots}" if list(before) != self._used else ""
-        _print_notice(f"restart {len(self._runs)} of {self._most}{where}{nothing}.")
+        self._tell(f"restart {len(self._runs)} of {self._most}{where}{nothing}.")
         return True
 
 
-def check_restarts(place: Rank | None, workers: int, most: int, least: int | None) -> None:
-    """Refuses `--max-restarts` and `--min-workers` where they cannot be obeyed."""
-    if place is not None and (most or least is not None):
-        raise click.UsageError(
-            f"{place.scheduler} has started this process, and ends all workers when one fails: "
-            "leave out --max-restarts and --min-workers, and have the scheduler start the whole "
-            "job again, as Slurm does by scontrol requeue."
-        )
+    def _tell(self, notice: str) -> None:
+        if self._tells:
+            click.secho(f"gradcomp: {notice}", err=True, fg="yellow")
+
+
+def check_restarts(workers: int, most: int, least: int | None) -> None:
+    """Refuses a `--min-workers` that means nothing."""
     if least is None:
         return
     if not most:
@@ -178,7 +194,3 @@ def check_restarts(place: Rank | None, workers: int, most: int, least: int | Non
 def _died(result: JobResult) -> bool:
     by_user = result.stop_signal is not None or result.timed_out is not None
     return result.first_failure is not None and not by_user
-
-
-def _print_notice(notice: str) -> None:
-    click.secho(f"gradcomp: {notice}", err=True, fg="yellow")

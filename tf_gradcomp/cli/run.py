@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ import click
 from tf_gradcomp.cli.hosts import hosts_of
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
-from tf_gradcomp.cli.restarts import Ended, Restarts, check_restarts
+from tf_gradcomp.cli.restarts import Restarts, check_restarts
+from tf_gradcomp.cli.tasks import run_task
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
 from tf_gradcomp.launch import (
     JobResult,
@@ -192,7 +194,9 @@ def run(
     if there:
         workers = there.workers
     workers = 1 if place else _given(workers, args)
-    check_restarts(place, workers, max_restarts, min_workers)
+    number = place.size if place else workers
+    check_restarts(number, max_restarts, min_workers)
+    slots = Slots(number, min_workers or number)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
     on_one = there.most_on_one if there else workers
@@ -208,39 +212,46 @@ def run(
     shown_tails = output == "all"
 
     def run_once(
-        slots: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
+        used: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
     ) -> JobResult:
-        with _ranks(len(slots)) if horovod else nullcontext() as ranks:
+        with _ranks(len(used)) if horovod else nullcontext() as ranks:
             return run_job(
                 command,
-                len(slots),
+                len(used),
                 {**env, **more},
                 output,
                 grace,
                 left,
-                ranks or (gpus and [gpus[slot] for slot in slots]),
-                placed=survey.placed(slots) if survey else None,
+                ranks or (gpus and [gpus[slot] for slot in used]),
+                placed=survey.placed(used) if survey else None,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
 
     if place:
-        result = run_rank(
-            place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose
+        run_own = functools.partial(
+            run_rank,
+            command=command,
+            env=env,
+            output=output,
+            grace=grace,
+            all_to_stderr=as_json,
+            verbose=verbose,
         )
-        ended = Ended(result, [([place.rank], result)])
+        ended = run_task(place, run_own, slots, max_restarts, timeout, shown_tails=shown_tails)
     else:
         ended = Restarts(
             run_once,
-            Slots(workers, min_workers or workers),
+            slots,
             (lambda: there.survey(program, module)) if there else None,
             max_restarts,
             timeout,
             shown_tails=shown_tails,
         ).run()
-    report_end(ended.result, shown_tails=shown_tails)
-    if as_json:
+    if ended.is_told:
+        report_end(ended.result, shown_tails=shown_tails)
+    if as_json and ended.is_told:
         print_json(ended.as_dict())
     sys.exit(ended.result.exit_code)
 

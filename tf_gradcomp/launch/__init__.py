@@ -8,10 +8,13 @@ from tf_gradcomp.launch.horovod_ranks import horovod_ranks
 from tf_gradcomp.launch.hosts import Host, Placed, Survey, parse_hosts, survey_hosts
 from tf_gradcomp.launch.job import LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
-from tf_gradcomp.launch.scheduler import Rank, addresses_of_all, scheduled
+from tf_gradcomp.launch.scheduler import LATEST, Addresses, Rank, addresses_of_all, scheduled
 from tf_gradcomp.launch.slots import Slots
+from tf_gradcomp.launch.tasks import Tasks
 
 __all__ = [
+    "LATEST",
+    "Addresses",
     "Host",
     "JobResult",
     "LocalJob",
@@ -19,6 +22,7 @@ __all__ = [
     "Rank",
     "Slots",
     "Survey",
+    "Tasks",
     "WorkerEnd",
     "addresses_of_all",
     "gpus_of_workers",

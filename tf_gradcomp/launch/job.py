@@ -266,6 +266,12 @@ class LocalJob:
         """
         self._stop_signals.append(signum)
 
+    def end_after_grace(self) -> None:
+        """Kills running workers after `grace` seconds, as if another worker had failed now."""
+        if self._kill_at is None:
+            grace = _DEFAULT_GRACE if self._grace is None else self._grace
+            self._kill_at = time.monotonic() + grace
+
     def close(self) -> None:
         """Kills running workers, reaps all workers, and releases their ports."""
         self._signal_running(signal.SIGKILL)
@@ -284,11 +290,6 @@ class LocalJob:
             worker.signalled = True
             worker.send(signum)
 
-    def _kill_after_grace(self) -> None:
-        if self._kill_at is None:
-            grace = _DEFAULT_GRACE if self._grace is None else self._grace
-            self._kill_at = time.monotonic() + grace
-
     def _note_ends(self) -> None:
         for worker in self._running():
             returncode = worker.returncode()
@@ -297,7 +298,7 @@ class LocalJob:
             self._drain(worker)
             self._note_end(worker, returncode)
             if returncode != 0 and self._grace is not None:
-                self._kill_after_grace()
+                self.end_after_grace()
 
     def _note_end(self, worker: _Worker, returncode: int) -> None:
         tail = tuple(worker.stderr_tail)
@@ -312,14 +313,14 @@ class LocalJob:
         # Workers get SIGINT in place of any signal, because Python programs clean up on SIGINT, but
         # not on SIGTERM.
         self._signal_running(signal.SIGINT if first else signal.SIGKILL)
-        self._kill_after_grace()
+        self.end_after_grace()
 
     def _obey_clock(self) -> None:
         if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
             self._timed_out = bool(self._running())
             # The KeyboardInterrupt of a hanging Python program shows where it hangs.
             self._signal_running(signal.SIGINT)
-            self._kill_after_grace()
+            self.end_after_grace()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._signal_running(signal.SIGKILL)
 

@@ -18,7 +18,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tf_gradcomp.launch.ports import ReservedPorts
 _THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-_WAIT = 300.0  # the largest difference between the starts of ranks, in seconds
+LATEST = 300.0  # the largest difference between the starts of ranks, in seconds
 
 
 # The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
@@ -50,6 +50,15 @@ class Rank:
     here: int  # the number of ranks on this machine
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """The addresses of a scheduler's job."""
+
+    workers: Sequence[str]  # in the order of ranks
+    meeting: str  # a free address on the machine of rank 0
+    job: str  # a text that differs between jobs
+
+
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
     """Returns the scheduler that started this process as one of several, or None."""
     for scheduler, *names in _VARIABLES:
@@ -67,18 +76,22 @@ def _ranks_here(rank: int, counts: str) -> int:
 
 
 @contextlib.contextmanager
-def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[list[str]]:
-    """The address of each worker of the job, in the order of ranks.
+def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[Addresses]:
+    """The addresses of the job.
 
     Within the context, no other process on this machine gets the port of this process's worker by
     chance.
     """
     if place.scheduler == "srun":
-        yield slurm_addresses(env)
+        job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+        yield Addresses(slurm_addresses(env), _slurm_meeting(env), job)
         return
-    ports = ReservedPorts([_THIS_MACHINE if place.here == place.size else _own_host(env)])
+    host = _THIS_MACHINE if place.here == place.size else _own_host(env)
+    ports = ReservedPorts([host, host])
     try:
-        yield _gathered_by_mpi(ports.addresses[0], place, env)
+        told = [one.split() for one in _gathered_by_mpi(" ".join(ports.addresses), place, env)]
+        workers = [worker for worker, _ in told]
+        yield Addresses(workers, meeting=told[0][1], job=",".join(workers))
     finally:
         ports.release()
 
@@ -101,6 +114,12 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
             "with srun --distribution=block, so that each machine has consecutive tasks."
         )
     return [f"{host}:{port}" for host, port in places]
+
+
+def _slurm_meeting(env: Mapping[str, str]) -> str:
+    """Returns the address after those of the workers on the first machine."""
+    host, _, port = slurm_addresses(env)[0].rpartition(":")
+    return f"{host}:{int(port) + expand_counts(env['SLURM_STEP_TASKS_PER_NODE'])[0]}"
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -170,7 +189,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_WAIT,
+            timeout=LATEST,
             check=True,
         )
         addresses = json.loads(done.stdout.splitlines()[-1])
