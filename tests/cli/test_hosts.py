@@ -24,7 +24,13 @@ import os, pathlib, subprocess, sys, threading, time
 if host == "-G":
     print("hostname", command.rpartition("@")[2])
     sys.exit()
-if host == "nowhere" or pathlib.Path(__file__).with_name(f"away-{{host}}").exists():
+away = pathlib.Path(__file__).with_name(f"away-{{host}}")  # for a number of times, or for good
+if host == "nowhere" or away.exists():
+    times = away.read_text() if away.exists() else ""
+    if times == "1":
+        away.unlink()
+    elif times:
+        away.write_text(str(int(times) - 1))
     print(f"ssh: connect to host {{host}} port 22: Connection refused", file=sys.stderr)
     sys.exit(255)
 if host == "bare":

@@ -1,6 +1,7 @@
 """`gradcomp run --min-workers`: jobs that lose a worker for long continue with the others."""
 
 import json
+import textwrap
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_a_host_that_is_away_is_left_out_until_it_is_back(program, ssh, tmp_path
 
 @pytest.mark.parametrize("least", [[], ["--min-workers", "3"]])
 def test_a_job_that_lacks_too_many_hosts_says_how_it_ended(program, ssh, tmp_path, least):  # noqa: F811
-    options = ["--json", "--grace", "0.2", "--max-restarts", "9", *least]
+    options = ["--json", "--grace", "0.2", "--max-restarts", "9", "--wait-for-hosts", "0", *least]
     path = program(START + PLACE + ON_HOSTS)
     hosts = ["-H", "host1,host2:2,host3"]
     done = gradcomp("run", *hosts, *options, path, str(tmp_path), env=ssh)
@@ -150,6 +151,27 @@ def test_a_job_that_lacks_too_many_hosts_says_how_it_ended(program, ssh, tmp_pat
     assert "gradcomp: no worker can be started on host2: ssh: connect to host" in done.stderr
     needed = least[-1] if least else 4
     assert f"no restart: 2 of 4 workers could start, and the job needs {needed}." in done.stderr
+
+
+def test_a_restart_waits_for_hosts(program, ssh, tmp_path):  # noqa: F811
+    body = """
+        if runs == 0 and index == 1:
+            pathlib.Path(sys.argv[1], "bin/away-host2").write_text("2")
+            sys.exit(9)
+        time.sleep(0 if runs else 60)
+    """
+    path = program(START + textwrap.dedent(body))
+    options = ["-H", "host1,host2", "--json", "--grace", "0.2", "--max-restarts", "9"]
+    done = gradcomp("run", *options, path, str(tmp_path), env=ssh)
+    assert done.returncode == 0, done.stderr
+    assert slots_of(done) == [[0, 1], [0, 1]]
+    told = [line for line in done.stderr.splitlines() if line.startswith("gradcomp: ")][-3:]
+    assert told == [
+        "gradcomp: no worker can be started on host2: ssh: connect to host host2 port 22: "
+        "Connection refused",
+        "gradcomp: waits up to 600 s for 2 workers.",
+        "gradcomp: restart 1 of 9, from zero: nothing has been saved.",
+    ]
 
 
 def test_with_two_of_three_workers_a_job_trains_as_one_that_two_resume(program, tmp_path):  # noqa: F811

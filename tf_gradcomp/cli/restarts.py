@@ -50,6 +50,22 @@ class Ended:
 
 
 _OF_EACH_RUN = ("exit_code", "first_failure")
+_LOOK_AGAIN = 3.0  # seconds between two surveys
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How often a job is started again, and for how long.
+
+    Attributes:
+        restarts: The maximum number of restarts.
+        timeout: The number of seconds that all runs together may take.
+        wait: The number of seconds that a restart may wait until enough workers can be started.
+    """
+
+    restarts: int
+    timeout: float | None
+    wait: float = 0.0
 
 
 class Restarts:
@@ -59,8 +75,7 @@ class Restarts:
         run: Runs the job once.
         slots: Decides which workers take part in a run.
         survey: Looks at the places for workers before a run; None if they are always there.
-        most: The maximum number of restarts.
-        timeout: The number of seconds that all runs together may take.
+        limits: When to give up.
         shown_tails: As for `report_end`.
         tells: Whether to print why and how the job is restarted.
     """
@@ -70,8 +85,7 @@ class Restarts:
         run: Run,
         slots: Slots,
         survey: Callable[[], Survey] | None,
-        most: int,
-        timeout: float | None,
+        limits: Limits,
         *,
         shown_tails: bool,
         tells: bool = True,
@@ -79,13 +93,13 @@ class Restarts:
         self._run_once = run
         self._slots = slots
         self._survey = survey
-        self._most = most
-        self._timeout = timeout
+        self._limits = limits
         self._shown_tails = shown_tails
         self._tells = tells
         self._runs: list[tuple[Sequence[int], JobResult]] = []
         self._used: Sequence[int] = range(slots.number)
         self._places: Survey | None = None
+        self._started = time.monotonic()
 
     def run(self) -> Ended:
         """Runs the job until it has ended for good."""
@@ -94,16 +108,13 @@ class Restarts:
             if self._places.problems:
                 problems = "\n".join(self._places.problems)
                 raise click.ClickException(f"workers cannot be started on\n{problems}")
-        if self._most == 0:
-            result = self._run_once(self._used, self._places, self._timeout, {})
+        self._started = time.monotonic()
+        if self._limits.restarts == 0:
+            result = self._run_once(self._used, self._places, self._limits.timeout, {})
             return Ended(result, [(self._used, result)])
-        started = time.monotonic()
         with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
             while True:
-                left = self._timeout
-                if left is not None:
-                    left = max(0.0, left - (time.monotonic() - started))
-                saved = self._run_noting(saves.name, left)
+                saved = self._run_noting(saves.name)
                 try:
                     end = self._after(saved, saves.name)
                 except KeyboardInterrupt:  # while hosts are surveyed
@@ -112,13 +123,19 @@ class Restarts:
                 if end is not None:
                     return Ended(end, self._runs)
 
-    def _run_noting(self, saves: str, left: float | None) -> bool:
+    def _left(self) -> float | None:
+        """Returns the seconds until the time limit, if there is one."""
+        if self._limits.timeout is None:
+            return None
+        return max(0.0, self._limits.timeout - (time.monotonic() - self._started))
+
+    def _run_noting(self, saves: str) -> bool:
         """Runs the job once; returns whether it has saved."""
         saved = os.stat(saves).st_size
         noting = {SAVES: saves, **({SAVED: "1"} if saved else {})}
-        result = self._run_once(self._used, self._places, left, noting)
+        result = self._run_once(self._used, self._places, self._left(), noting)
         if result.timed_out is not None:
-            result = dataclasses.replace(result, timed_out=self._timeout)
+            result = dataclasses.replace(result, timed_out=self._limits.timeout)
         self._runs.append((self._used, result))
         return os.stat(saves).st_size > saved
 
@@ -137,8 +154,8 @@ class Restarts:
                 "two runs died without a save between them, so another run would die, too."
             )
             return first
-        if len(self._runs) > self._most:
-            self._tell(f"--max-restarts allows only {self._most}.")
+        if len(self._runs) > self._limits.restarts:
+            self._tell(f"--max-restarts allows only {self._limits.restarts}.")
             return result
         if self._tells:
             report_end(result, shown_tails=self._shown_tails)
@@ -152,23 +169,38 @@ class Restarts:
 
     def _can_go_on(self, nothing: str) -> bool:
         """Chooses the slots of the next run; returns whether they are enough."""
-        every, least = self._slots.number, self._slots.least
-        present: Sequence[int] = range(every)
-        if self._survey:
-            self._places = self._survey()
-            present = [*self._places.slots]
-            for problem in self._places.problems:
-                self._tell(f"no worker can be started on {problem}")
-        before, self._used = self._used, self._slots.usable(present, self._used)
-        count = f"{len(self._used)} of {every} workers"
-        if len(self._used) < least:
+        before, least = self._used, self._slots.least
+        self._used, problems = self._find_slots()
+        for problem in problems:
+            self._tell(f"no worker can be started on {problem}")
+        count = f"{len(self._used)} of {self._slots.number} workers"
+        if len(self._used) < least and not self._wait_for_slots():
             self._tell(f"no restart: {count} could start, and the job needs {least}.")
             return False
+        count = f"{len(self._used)} of {self._slots.number} workers"
         slots = f"slot{'s' if len(self._used) > 1 else ''} {', '.join(map(str, self._used))}"
         where = f", with {count}, in {slots}" if list(before) != self._used else ""
-        self._tell(f"restart {len(self._runs)} of {self._most}{where}{nothing}.")
+        self._tell(f"restart {len(self._runs)} of {self._limits.restarts}{where}{nothing}.")
         return True
 
+    def _find_slots(self) -> tuple[Sequence[int], Sequence[str]]:
+        """Returns the slots that could be used now, and the problems of places without any."""
+        if self._survey is None:
+            return self._slots.usable(range(self._slots.number), self._used), ()
+        self._places = self._survey()
+        return self._slots.usable(self._places.slots, self._used), self._places.problems
+
+    def _wait_for_slots(self) -> bool:
+        """Waits until there are enough slots; returns whether there are."""
+        left = self._left()
+        wait = self._limits.wait if left is None else min(self._limits.wait, left)
+        until = time.monotonic() + wait
+        if wait:
+            self._tell(f"waits up to {wait:g} s for {self._slots.least} workers.")
+        while len(self._used) < self._slots.least and time.monotonic() < until:
+            time.sleep(_LOOK_AGAIN)
+            self._used, _ = self._find_slots()
+        return len(self._used) >= self._slots.least
 
     def _tell(self, notice: str) -> None:
         if self._tells:

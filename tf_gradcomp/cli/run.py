@@ -14,7 +14,7 @@ import click
 from tf_gradcomp.cli.hosts import hosts_of
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
-from tf_gradcomp.cli.restarts import Restarts, check_restarts
+from tf_gradcomp.cli.restarts import Limits, Restarts, check_restarts
 from tf_gradcomp.cli.tasks import run_task
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
 from tf_gradcomp.launch import (
@@ -102,6 +102,14 @@ from tf_gradcomp.launch import (
     "a worker dies again and again. A worker that was left out joins at a later restart.",
 )
 @click.option(
+    "--wait-for-hosts",
+    type=Seconds(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a restart may wait until enough hosts can be reached.",
+)
+@click.option(
     "--heartbeat-timeout",
     type=Seconds(min=1),
     metavar="SECONDS",
@@ -159,6 +167,7 @@ def run(
     timeout: float | None,
     max_restarts: int,
     min_workers: int | None,
+    wait_for_hosts: float,
     heartbeat_timeout: float | None,
     stall_after: float | None,
     threads_per_worker: int | str | None,
@@ -197,6 +206,7 @@ def run(
     number = place.size if place else workers
     check_restarts(number, max_restarts, min_workers)
     slots = Slots(number, min_workers or number)
+    limits = Limits(max_restarts, timeout, wait_for_hosts)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
     on_one = there.most_on_one if there else workers
@@ -239,14 +249,13 @@ def run(
             all_to_stderr=as_json,
             verbose=verbose,
         )
-        ended = run_task(place, run_own, slots, max_restarts, timeout, shown_tails=shown_tails)
+        ended = run_task(place, run_own, slots, limits, shown_tails=shown_tails)
     else:
         ended = Restarts(
             run_once,
             slots,
             (lambda: there.survey(program, module)) if there else None,
-            max_restarts,
-            timeout,
+            limits,
             shown_tails=shown_tails,
         ).run()
     if ended.is_told:

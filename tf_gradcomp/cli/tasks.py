@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tf_gradcomp.cli.job import addresses_of
-from tf_gradcomp.cli.restarts import Ended, Restarts
+from tf_gradcomp.cli.restarts import Ended, Limits, Restarts
 from tf_gradcomp.environment import SAVES
 from tf_gradcomp.launch import (
     LATEST,
@@ -107,20 +107,20 @@ def run_task(
     place: Rank,
     run_own: RunOwn,
     slots: Slots,
-    most: int,
-    timeout: float | None,
+    limits: Limits,
     *,
     shown_tails: bool,
 ) -> Ended:
     """Runs this task's worker, and runs it again with those of all tasks; see `Restarts`."""
     with addresses_of(place) as addresses:
-        if not most:
-            result = run_own(place, addresses.workers, timeout, {}, None)
+        if not limits.restarts:
+            result = run_own(place, addresses.workers, limits.timeout, {}, None)
             return Ended(result, [([place.rank], result)])
         runs = TaskRuns(place, addresses, run_own)
         tells = place.rank == 0  # the others have the same result
+        limits = dataclasses.replace(limits, wait=0.0)  # a lost task does not return
         ended = Restarts(
-            runs.run, slots, runs.survey, most, timeout, shown_tails=shown_tails, tells=tells
+            runs.run, slots, runs.survey, limits, shown_tails=shown_tails, tells=tells
         ).run()
         return dataclasses.replace(ended, is_told=tells)
 
