@@ -183,6 +183,7 @@ def test_a_silent_connection_ends_a_worker(tmp_path):
         "folder": str(tmp_path),
         "env": {},
         "saves_as": None,
+        "regroup_as": None,
         "command": command,
     }
     request["guard"] = "import os, sys; os.execvp(sys.argv[2], sys.argv[2:])"

@@ -174,6 +174,35 @@ def test_a_restart_waits_for_hosts(program, ssh, tmp_path):  # noqa: F811
     ]
 
 
+def test_a_host_that_returns_joins_before_the_next_epoch(program, ssh, tmp_path):  # noqa: F811
+    body = """
+        host, regroup = os.environ["HOST"], os.environ.get("GRADCOMP_REGROUP")
+        if host == "host1":
+            save()
+        if host == "host2" and not runs:
+            pathlib.Path(sys.argv[1], "bin/away-host2").write_text("1")
+            sys.exit(9)
+        if len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) == 1:
+            while not os.path.exists(regroup):  # as BackupAndRestore looks, once in an epoch
+                time.sleep(0.02)
+            sys.exit(75)
+        assert regroup is None
+        time.sleep(0 if runs else 60)
+    """
+    path = program(START + textwrap.dedent(body))
+    options = ["-H", "host1,host2", "--json", "--grace", "5", "--max-restarts", "1"]
+    done = gradcomp("run", *options, "--min-workers", "1", path, str(tmp_path), env=ssh)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["slots"], run["exit_code"]) for run in runs] == [
+        ([0, 1], 9),
+        ([0], 0),
+        ([0, 1], 0),
+    ]
+    told = "start again, which does not count as a restart, with 2 of 2 workers, in slots 0, 1.\n"
+    assert f"gradcomp: {told}" in done.stderr
+
+
 def test_with_two_of_three_workers_a_job_trains_as_one_that_two_resume(program, tmp_path):  # noqa: F811
     options = ["--output", "chief", "--grace", "0.2", "--min-workers", "2", "--max-restarts", "3"]
     path = program(TRAINING)

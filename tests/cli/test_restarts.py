@@ -114,6 +114,49 @@ def test_a_restarted_job_trains_as_one_whose_workers_live(program, tmp_path):  #
     assert died == lived
 
 
+REGROUPED = TRAINING.replace(
+    "import keras",
+    """
+regroup = sys.argv[1] + f"/regroup-{index}"
+if sys.argv[2] == "regroups":
+    os.environ["GRADCOMP_REGROUP"] = regroup
+import keras""",
+    1,
+).replace(
+    "        marker =",
+    """
+        print("epoch", epoch)
+        if epoch == 1 and index == 0 and sys.argv[2] == "regroups":
+            open(regroup, "w").close()
+        marker =""",
+)
+REGROUPED = REGROUPED.replace(
+    '"/backup"', '"/backup" + ("-of-another" if index == 1 and sys.argv[2] == "differs" else "")'
+)
+
+
+def test_a_job_that_is_asked_to_regroup_ends_before_an_epoch_and_resumes(program, tmp_path):  # noqa: F811
+    path = program(REGROUPED)
+
+    def fit(folder, does):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        done = preloaded_gradcomp("run", "-n", "2", path, str(tmp_path / folder), does, "saves")
+        return done, [line for line in done.stdout.splitlines() if line.startswith("[worker 0]")]
+
+    done, epochs = fit("regrouped", "regroups")
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.count("exit code 75") == 2, done.stderr
+    assert done.stderr.count("[worker 0] tf_gradcomp: fit ends before this epoch") == 1
+    assert epochs == ["[worker 0] epoch 0", "[worker 0] epoch 1"]
+    differs, _ = fit("regrouped", "differs")
+    assert differs.returncode == 1
+    assert "epochs and steps already trained, and updates, by" in differs.stderr
+    resumed, rest = fit("regrouped", "lives")
+    whole, all_of_it = fit("whole", "lives")
+    assert (resumed.returncode, whole.returncode) == (0, 0)
+    assert epochs + rest == all_of_it
+
+
 def test_a_job_that_saves_nothing_gets_a_warning_at_the_start(program, tmp_path):  # noqa: F811
     _, log = train(program, tmp_path / "lived", "lives", "nothing")
     assert "gradcomp run would restart this job from zero" in log

@@ -79,13 +79,20 @@ def free_job():
     for job in itertools.count(os.getpid()):
         first = int(slurm_addresses(variables(job, 0, 3))[0].rpartition(":")[2])
         with open(Path(tempfile.gettempdir(), f"gradcomp-test-{first}"), "w") as lock:
-            with contextlib.suppress(OSError), contextlib.ExitStack() as ports:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for port in range(first, first + 4):
-                    ports.enter_context(socket.create_server(("", port)))
-                ports.close()
+            if are_free(range(first, first + 4), lock):
                 yield job
                 return
+
+
+def are_free(ports, lock):
+    with contextlib.ExitStack() as stack:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for port in ports:
+                stack.enter_context(socket.create_server(("", port)))
+        except OSError:
+            return False
+    return True
 
 
 def test_tasks_restart_together_and_the_first_one_tells(step, program, tmp_path):  # noqa: F811

@@ -15,6 +15,7 @@ from tests.keras2.models import small_model
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
+from tf_gradcomp.groups import notices
 from tf_gradcomp.keras.common.hooks import (
     callbacks_of_fit,
     on_epochs,
@@ -465,11 +466,33 @@ def test_know_callbacks_of_fit(monkeypatch):
 def test_on_train_begin(monkeypatch):
     class_, seen, callback = keras.callbacks.CallbackList, [], keras.callbacks.Callback()
     monkeypatch.setattr(class_, "on_train_begin", class_.on_train_begin)
-    on_train_begin(seen.append)
+    on_train_begin(seen.append, lambda callbacks: seen.append(len(callbacks)))
     data = np.zeros((4, 2), "int32"), np.zeros(4)
     small_model("sgd").fit(*data, verbose=0, callbacks=[callback])
-    assert len(seen) == 1
     assert callback in seen[0]
+    assert seen[1:] == [len(seen[0])]
+
+
+@pytest.mark.parametrize("module", [keras.callbacks, gc.callbacks], ids=["keras", "gc"])
+def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, caplog, module):
+    caplog.set_level("INFO", "tf_gradcomp")
+    for name in ("GRADCOMP_SAVES", "GRADCOMP_SAVED"):
+        monkeypatch.setenv(name, str(tmp_path / "saves"))
+    folder = str(tmp_path / "backup")
+    without = "gradcomp run would restart this job from zero, because fit saves nothing"
+    gone = f"training begins from zero, because there is no backup in {folder!r}"
+    for saves, told in (
+        (False, [without]),
+        (True, [gone]),
+        (True, []),  # it finds the backup of the job before
+    ):
+        notices.forget()
+        caplog.clear()
+        backup = module.BackupAndRestore(folder, delete_checkpoint=False)
+        model = small_model(gc.CompressedOptimizer(keras.optimizers.SGD(0.1)))
+        data = np.zeros((4, 2), "int32"), np.zeros(4)
+        model.fit(*data, verbose=0, epochs=2, callbacks=[backup] if saves else [])
+        assert [line for line in (without, gone) if line in caplog.text] == told
 
 
 def test_on_sums_of_steps(monkeypatch):

@@ -21,7 +21,7 @@ more environment variables."""
 
 
 class Survey(Protocol):
-    """What is known of the places for workers before a run."""
+    """The places for workers before a run."""
 
     @property
     def slots(self) -> Collection[int]:
@@ -55,7 +55,7 @@ _LOOK_AGAIN = 3.0  # seconds between two surveys
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How often a job is started again, and for how long.
+    """Limits of the restarts of a job.
 
     Attributes:
         restarts: The maximum number of restarts.
@@ -97,6 +97,7 @@ class Restarts:
         self._shown_tails = shown_tails
         self._tells = tells
         self._runs: list[tuple[Sequence[int], JobResult]] = []
+        self._restarts = 0
         self._used: Sequence[int] = range(slots.number)
         self._places: Survey | None = None
         self._started = time.monotonic()
@@ -142,19 +143,22 @@ class Restarts:
     def _after(self, saved: bool, saves: str) -> JobResult | None:
         """Returns the end to report after a run, or prepares the next run."""
         used, result = self._runs[-1]
+        if result.regrouped:
+            if saved:
+                self._slots.forgive(used)
+            return None if self._can_go_on("") else result
         if not _died(result):
             return result
+        self._restarts += 1
         left_out, first = None, None
         if saved:
             self._slots.forgive(used)
         else:
             left_out, first = self._slots.blame(result, used)
         if first is not None:
-            self._tell(
-                "two runs died without a save between them, so another run would die, too."
-            )
+            self._tell("two runs died without a save between them, so another run would die, too.")
             return first
-        if len(self._runs) > self._limits.restarts:
+        if self._restarts > self._limits.restarts:
             self._tell(f"--max-restarts allows only {self._limits.restarts}.")
             return result
         if self._tells:
@@ -180,7 +184,10 @@ class Restarts:
         count = f"{len(self._used)} of {self._slots.number} workers"
         slots = f"slot{'s' if len(self._used) > 1 else ''} {', '.join(map(str, self._used))}"
         where = f", with {count}, in {slots}" if list(before) != self._used else ""
-        self._tell(f"restart {len(self._runs)} of {self._limits.restarts}{where}{nothing}.")
+        what = f"restart {self._restarts} of {self._limits.restarts}"
+        if self._runs[-1][1].regrouped:
+            what = "start again, which does not count as a restart"
+        self._tell(f"{what}{where}{nothing}.")
         return True
 
     def _find_slots(self) -> tuple[Sequence[int], Sequence[str]]:

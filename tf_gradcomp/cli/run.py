@@ -6,12 +6,12 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
-from tf_gradcomp.cli.hosts import hosts_of
+from tf_gradcomp.cli.hosts import Regroup, hosts_of
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
 from tf_gradcomp.cli.restarts import Limits, Restarts, check_restarts
@@ -224,8 +224,13 @@ def run(
     def run_once(
         used: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
     ) -> JobResult:
-        with _ranks(len(used)) if horovod else nullcontext() as ranks:
-            return run_job(
+        with ExitStack() as stack:
+            ranks = stack.enter_context(_ranks(len(used))) if horovod else None
+            regroup = None
+            if there and survey and survey.absent:
+                regroup = Regroup(lambda: there.survey(program, module, survey.absent))
+                more = {**more, **stack.enter_context(regroup.asking())}
+            result = run_job(
                 command,
                 len(used),
                 {**env, **more},
@@ -234,10 +239,12 @@ def run(
                 left,
                 ranks or (gpus and [gpus[slot] for slot in used]),
                 placed=survey.placed(used) if survey else None,
+                watch=regroup.watch if regroup else None,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
+            return regroup.judge(result) if regroup else result
 
     if place:
         run_own = functools.partial(

@@ -24,9 +24,7 @@ from tf_gradcomp.launch import (
 )
 
 Watch = Callable[[LocalJob], None]
-RunOwn = Callable[
-    [Rank, Sequence[str], float | None, Mapping[str, str], Watch | None], JobResult
-]
+RunOwn = Callable[[Rank, Sequence[str], float | None, Mapping[str, str], Watch | None], JobResult]
 """Runs this task's worker; see `run_rank`."""
 _LOST = 255  # the exit code of a worker whose end is unknown, as by ssh
 

@@ -147,6 +147,7 @@ class Survey:
 
     slots: Mapping[int, tuple[Host, str]]  # the host and the address of each slot
     problems: Sequence[str]  # one line for each host that has a problem
+    absent: Sequence[Host]  # these hosts
     folder: str
     forward: Sequence[str]
 
@@ -185,15 +186,16 @@ def survey_hosts(
     }
     numbers = itertools.count()
     slots: dict[int, tuple[Host, str]] = {}
-    problems = []
+    problems, absent = [], []
     for host, answer in zip(hosts, _query(hosts, request), strict=True):
         of_host = [next(numbers) for _ in range(host.workers)]
         if answer["problem"]:
             problems.append(f"{host.name}: {answer['problem']}")
+            absent.append(host)
             continue
         for slot, port in zip(of_host, answer["ports"], strict=True):
             slots[slot] = host, f"{host.address}:{port}"
-    return Survey(slots, problems, folder, forward)
+    return Survey(slots, problems, absent, folder, forward)
 
 
 def _query(hosts: Sequence[Host], request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 The launcher sends the text of this file to the host's Python by ssh, so this file imports only the
 standard library. The first line on stdin is the launcher's request, as JSON. After that, stdin
-carries the numbers of signals for the worker, and zeros as signs of life. This program kills the
-worker when stdin ends or falls silent, so that no worker survives a lost connection.
+carries the numbers of signals for the worker, zeros as signs of life, and `REGROUP`. This program
+kills the worker when stdin ends or falls silent, so that no worker survives a lost connection.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import IO, Any
 
 MARK = b"\x1e"  # before and after each message for the launcher
 SILENCE = 60.0  # seconds without a sign of life
+REGROUP = -1  # asks the worker to end before its next epoch
 _POLL = 0.1  # seconds between two looks at the worker
 
 
@@ -75,10 +76,12 @@ def _free_ports(number: int) -> list[int]:
 def _run(request: dict[str, Any], control: IO[bytes]) -> None:
     """Runs a worker, and reports its saves and its end on stderr."""
     os.chdir(request["folder"])
-    with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
+    with tempfile.TemporaryDirectory(prefix="gradcomp-worker-") as folder:
+        saves, regroup = os.path.join(folder, "saves"), os.path.join(folder, "regroup")
+        open(saves, "wb").close()
         env = {**os.environ, **request["env"]}
-        if request["saves_as"]:
-            env[request["saves_as"]] = saves.name
+        files = {request["saves_as"]: saves, request["regroup_as"]: regroup}
+        env.update({variable: path for variable, path in files.items() if variable})
         guarded = [sys.executable, "-I", "-S", "-c", request["guard"], str(os.getpid())]
         process = subprocess.Popen(
             [*guarded, *request["command"]],
@@ -92,14 +95,17 @@ def _run(request: dict[str, Any], control: IO[bytes]) -> None:
             if select.select([control], [], [], _POLL)[0]:
                 line = control.readline()
                 last_sign = time.monotonic() if line else -SILENCE
-                if int(line or 0):
-                    os.killpg(process.pid, int(line))
+                order = int(line or 0)
+                if order == REGROUP:
+                    open(regroup, "wb").close()
+                elif order:
+                    os.killpg(process.pid, order)
             if time.monotonic() > last_sign + SILENCE:  # the launcher cannot be reached
                 os.killpg(process.pid, signal.SIGKILL)
                 return
-            saved = _send_saves(saves.name, saved)
+            saved = _send_saves(saves, saved)
         os.killpg(process.pid, signal.SIGKILL)
-        _send_saves(saves.name, saved)
+        _send_saves(saves, saved)
         _send(2, {"returncode": process.wait()})
 
 

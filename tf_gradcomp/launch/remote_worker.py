@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_gradcomp.environment import PREFIX, SAVES
+from tf_gradcomp.environment import PREFIX, REGROUP, SAVES
 from tf_gradcomp.launch import on_host
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 
 _SIGN_OF_LIFE = on_host.SILENCE / 6  # seconds
+_TURN = 1.0  # seconds between two looks at the launcher's orders
 _LAST_OUTPUT = 5.0  # seconds in which ssh forwards the rest of the output
 _CHUNK = 1 << 16
 _LOST = 255  # ssh's exit code for a lost connection
@@ -58,13 +59,20 @@ class RemoteWorker:
         connect: The command that runs `LOADER` there.
         request: The request for `on_host`.
         saves: The file that grows with each save; None if nobody counts saves.
+        regroup: The file that has the worker end once it exists; None if nobody writes it.
     """
 
     def __init__(
-        self, host: str, connect: Sequence[str], request: dict[str, Any], saves: str | None
+        self,
+        host: str,
+        connect: Sequence[str],
+        request: dict[str, Any],
+        saves: str | None,
+        regroup: str | None,
     ) -> None:
         self._host = host
         self._saves = saves
+        self._regroup = regroup
         self._returncode: int | None = None
         self._process = subprocess.Popen(
             connect,
@@ -91,7 +99,10 @@ class RemoteWorker:
         fd, splitter, alive = self._process.stderr.fileno(), MessageSplitter(), time.monotonic()
         while self._returncode is None:
             ended = self._process.poll() is not None
-            if select.select([fd], [], [], 0 if ended else _SIGN_OF_LIFE)[0]:
+            if self._regroup and Path(self._regroup).exists():
+                self._regroup = None
+                self._send(b"%d\n" % on_host.REGROUP)
+            if select.select([fd], [], [], 0 if ended else _TURN)[0]:
                 chunk = os.read(fd, _CHUNK)
                 if not chunk:
                     break
@@ -147,16 +158,17 @@ def main() -> None:
         for name, value in os.environ.items()
         if name in names or name.startswith(PREFIX)
     }
-    saves = env.pop(SAVES, None)
+    saves, regroup = env.pop(SAVES, None), env.pop(REGROUP, None)
     request = {
         "do": "run",
         "folder": place["folder"],
         "env": env,
         "saves_as": SAVES if saves else None,
+        "regroup_as": REGROUP if regroup else None,
         "guard": place["guard"],
         "command": command,
     }
-    worker = RemoteWorker(place["host"], place["connect"], request, saves)
+    worker = RemoteWorker(place["host"], place["connect"], request, saves, regroup)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, worker.pass_signal)
     _end_as(worker.run())

@@ -26,7 +26,7 @@ _NO_ANSWER = "its gradcomp run has ended or cannot be reached"
 
 @dataclass(frozen=True)
 class Told:
-    """What the tasks told each other; the same on all of them.
+    """The values that the tasks told each other; all tasks have the same.
 
     Attributes:
         values: The value of each task, in the order in which the tasks told them.
@@ -144,7 +144,9 @@ class _Hub:
         missing = {*range(self.size)} - {*self.values} - {*self.lost}
         if self.values and not missing:
             values, self.values = self.values, {}
-            self._send({"values": list(values.items()), "lost": list(self.lost.items())}, self.lines)
+            self._send(
+                {"values": list(values.items()), "lost": list(self.lost.items())}, self.lines
+            )
 
 
 class Tasks:

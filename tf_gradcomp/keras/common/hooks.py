@@ -98,12 +98,17 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
     return _callbacks.get()
 
 
-def on_train_begin(look: Callable[[Sequence[keras.callbacks.Callback]], None]) -> None:
-    """Has `look` called with all callbacks of `fit` at its start."""
+def on_train_begin(
+    before: Callable[[Sequence[keras.callbacks.Callback]], None],
+    after: Callable[[Sequence[keras.callbacks.Callback]], None] | None = None,
+) -> None:
+    """Has functions called with all callbacks of `fit`, before and after all of them begin."""
 
     def hooked(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
-        look(self.callbacks)
+        before(self.callbacks)
         original(self, logs)
+        if after is not None:
+            after(self.callbacks)
 
     replace(keras.callbacks.CallbackList, "on_train_begin", hooked)
 

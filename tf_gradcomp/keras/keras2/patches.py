@@ -18,6 +18,7 @@ from tf_gradcomp.keras.common.hooks import (
 from tf_gradcomp.keras.common.restarts import tell_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras2 import hooks, strategy
+from tf_gradcomp.keras.keras2.backups import tell_if_backups_are_gone
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE
 from tf_gradcomp.strategy.patches import TENSORFLOW, Patch
 
@@ -48,9 +49,9 @@ PATCHES = (
     ),
     Patch(
         ("tf.keras.callbacks.CallbackList.on_train_begin",),
-        "Keras does not ask callbacks whether any of them saves.",
+        "Keras does not ask callbacks whether any of them saves, or has found a backup.",
         "test_on_train_begin",
-        lambda: on_train_begin(tell_if_nothing_is_saved),
+        lambda: on_train_begin(tell_if_nothing_is_saved, tell_if_backups_are_gone),
     ),
     Patch(
         (f"{_ENGINE}.training.reduce_per_replica",),

@@ -14,9 +14,9 @@ import keras
 
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.common.files import savings_of
+from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.keras.keras3 import keras_private
-from tf_gradcomp.noted_saves import saved_before
 from tf_gradcomp.strategy.coordinated import coordinated
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import replacing
@@ -29,10 +29,6 @@ _BROKEN = (
 _NO_OTHER = (
     "There is no other backup; with double_checkpoint=True, Keras also keeps the second-to-last "
     "backup."
-)
-_GONE = (
-    "BackupAndRestore: training begins from zero, because there is no backup in %r here, although "
-    "this job saved before it was restarted. Save to a disk that all workers share."
 )
 
 
@@ -92,8 +88,7 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
     if problem:
         message = _BROKEN % (*problem, _NO_OTHER, os.fspath(callback.backup_dir))
         raise ValueError(message) from problem[1]
-    if saved_before():
-        tell_user(_GONE % os.fspath(callback.backup_dir))
+    tell_if_backup_is_gone(callback)
 
 
 def delete(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
