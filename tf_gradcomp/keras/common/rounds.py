@@ -189,21 +189,26 @@ class Rounds:
             A bool scalar, whether the worker's gradients were finite.
         """
         position = self._local(self._own.position)
-        tf.cond(tf.equal(position, 0), self._begin_cycle, lambda: None)
+        self._set_length(begins=tf.equal(position, 0))
         for fragment in self._own.fragments:
             fragment.begin()
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
 
-        def with_residuals() -> None:
+        def with_residuals() -> list[Any]:
             every = gradients_for_residuals(grads, variables, self._variables, finite)
             inner = self._inner(self._variables, 0)
-            take(take_residuals(self._replica, every, size, inner), self._variables)
+            return take_residuals(self._replica, every, self._group.size, inner)
 
         # No branch here has a collective, so workers may take different branches.
-        size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
-        alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
-        tf.cond(left, with_residuals, alone)
+        left = has_gradients_left(self._exchange, 0, self._of_weights)
+        if list(map(id, variables)) == list(map(id, self._variables)):
+            given = tf.cond(left, with_residuals, lambda: grads)
+            takes = tf.logical_or(left, finite)
+            tf.cond(takes, lambda: take(given, variables), lambda: None)
+        else:
+            alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
+            tf.cond(left, lambda: take(with_residuals(), self._variables), alone)
         tf.cond(self._of_weights, lambda: None, lambda: forget_earlier_gradients(self._exchange))
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
@@ -213,12 +218,17 @@ class Rounds:
         self._end_due(position)
         return finite
 
-    def _begin_cycle(self) -> None:
+    def _set_length(self, begins: tf.Tensor) -> None:
+        """Sets the number of steps of a cycle that begins now."""
+        length, steps = self._local(self._own.length), self._settings.steps
+        now = self._steps_of_training()
         if self._times:
-            length = self._times.length
+            new = tf.where(begins, self._times.length, length)
+        elif callable(steps):  # the program's function is called only for new cycles
+            new = tf.cond(begins, lambda: length_at(steps, now), length.read_value)
         else:
-            length = length_at(self._settings.steps, self._steps_of_training())
-        self._local(self._own.length).assign(length)
+            new = tf.where(begins, length_at(steps, now), length)
+        length.assign(new)
 
     def _end_due(self, position: tf.Variable) -> None:
         """Counts the step, and ends the rounds that are complete."""

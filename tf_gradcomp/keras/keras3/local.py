@@ -60,7 +60,8 @@ def step(
 
     def locally() -> None:
         finite = rounds.step(rounds.sum_over_replicas(grads), variables, take)
-        tf.cond(finite, lambda: None, lambda: restart_accumulation(core))
+        if core.gradient_accumulation_steps:
+            tf.cond(finite, lambda: None, lambda: restart_accumulation(core))
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
