@@ -253,8 +253,9 @@ class GradientExchange(tf.Module):
         delayed the gradient.
         """
         delayed = self.replica().local(self.setup.variables.delayed).read_value()
+        of_each = tf.unstack(delayed)
         numbers = enumerate(self.numbers.of(variables))
-        return {i: delayed[number] for i, number in numbers if self._forms.is_divided(number)}
+        return {i: of_each[number] for i, number in numbers if self._forms.is_divided(number)}
 
     def flush(
         self,

@@ -63,14 +63,21 @@ class Replica:
     def fact(self, fact: tf.Variable, places: Iterable[int] | None = None) -> tf.Tensor:
         """Reads a fact of some of the gradients; of all by default."""
         numbers = self.numbers if places is None else [self.numbers[place] for place in places]
-        return tf.gather(self.local(fact).read_value(), numbers)
+        values = self.local(fact).read_value()
+        return values if self._is_every(numbers) else tf.gather(values, numbers)
 
     def set_fact(self, fact: tf.Variable, values: Any, places: Iterable[int]) -> None:
         """Writes a fact of some of the gradients."""
-        local = self.local(fact)
-        numbers = tf.constant([[self.numbers[place]] for place in places])
+        local, numbers = self.local(fact), [self.numbers[place] for place in places]
         values = tf.convert_to_tensor(values, local.dtype)
-        local.assign(tf.tensor_scatter_nd_update(local.read_value(), numbers, values))
+        if not self._is_every(numbers):
+            indices = tf.constant([[number] for number in numbers])
+            values = tf.tensor_scatter_nd_update(local.read_value(), indices, values)
+        local.assign(values)
+
+    def _is_every(self, numbers: Sequence[int]) -> bool:
+        """Returns whether these are all gradients in their order, so that nothing is selected."""
+        return list(numbers) == list(range(len(self.setup.specs)))
 
     @property
     def residual_scale(self) -> float:

@@ -59,16 +59,12 @@ class TrafficCounter:
         tensor_bytes: tf.Tensor,
     ) -> None:
         """Adds the bytes of some tensors in a step to a replica's totals."""
-        places = tf.constant([[index] for index in indices])
-        spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
-        head = tf.stack(
-            [
-                tf.constant(0, tf.int64),
-                *sent,
-                tf.constant(dense_bytes, tf.int64),
-            ]
-        )
-        totals.assign_add(tf.concat([head, spread], 0))
+        tensors = totals.shape[0] - 4
+        if list(indices) != list(range(tensors)):
+            places = tf.constant([[index] for index in indices])
+            tensor_bytes = tf.scatter_nd(places, tensor_bytes, [tensors])
+        head = tf.stack([tf.constant(0, tf.int64), *sent, tf.constant(dense_bytes, tf.int64)])
+        totals.assign_add(tf.concat([head, tensor_bytes], 0))
 
     @staticmethod
     def count_exchange(totals: tf.Variable) -> None:

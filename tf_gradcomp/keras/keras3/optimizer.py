@@ -202,7 +202,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
         grads = self._shares(grads)
         # Not before the gradients exist: at the end of the data, an error ends the step.
-        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
+        # Without the group, each op would depend on each gradient.
+        with tf.control_dependencies([tf.group(*tf.nest.flatten(grads, expand_composites=True))]):
             across = self._accumulate if self._accumulation else self._step
             context.merge_call(across, args=(scaler, list(grads), list(variables)))
 
