@@ -1,11 +1,8 @@
-"""Times a learner's computation in a step, before and after it communicates."""
+"""Times a learner's computation in a compiled step, before and after its last request."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
-from collections.abc import Generator
 from typing import Any
 
 import tensorflow as tf
@@ -13,20 +10,19 @@ from machine import processor
 from simulated import slug
 
 from tf_gradcomp import compressors
+from tf_gradcomp.advice.codec_speed import CodecSpeed
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.compressors.protocols import conversation
+from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.communicator import communicate
-from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.policy import DENSE, GradientSpec
 
 SIDE = 512  # of the square matrix that is compressed
-WARM_UP, REPEATS = 10, 7  # from an empty residual ten times as much is sent
+WARM_UP, REPEATS = 10, 31  # from an empty residual ten times as much is sent
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """The processor's time of a method on one matrix, with gradients as in `kernels.py`.
+    """The time of a method on one matrix, with gradients as in `kernels.py`.
 
     Attributes:
         compressor: The method, as `gc.compressors.get` takes it.
@@ -44,48 +40,35 @@ class Encoding:
         return f"encoding-{self.learners}learners-{slug(self.compressor)}-seed{self.seed}"
 
     def measure(self) -> dict[str, Any]:
-        """Returns the medians over steps, in milliseconds of a mean learner."""
+        """Returns the medians over steps, in milliseconds of a learner.
+
+        The learner is answered at once, as if all learners had sent the same.
+        """
         tf.random.set_seed(self.seed)
         method = compressors.get(self.compressor)
         specs = [GradientSpec("layer/kernel", (SIDE, SIDE), "float32", DENSE)]
-        kept = [new_state(method, specs) for _ in range(self.learners)]
-        states = [handles(state) for state in kept]
+        kept = new_state(method, specs)
+        state = handles(kept)
         mean = tf.random.normal([SIDE, SIDE], stddev=0.02)
-        steps = []
-        for step in range(WARM_UP + REPEATS):
-            spent: list[list[float]] = [[] for _ in states]
-            talks = []
-            for rank, state in enumerate(states):
-                gradient = mean + tf.random.normal([SIDE, SIDE], stddev=0.3)
-                number, finite = tf.constant(step, tf.int64), tf.constant(True)
-                inputs = ExchangeInputs(
-                    specs, [gradient], state, number, finite, rank, self.learners
-                )
-                talks.append(_timed(conversation(method, inputs), spent[rank]))
-            communicate(talks, lockstep_communicators(self.learners))
-            steps.append(spent)
-        timed = steps[WARM_UP:]
+        gradient, step = tf.Variable(mean), tf.Variable(0, dtype=tf.int64)
+
+        def draw() -> None:
+            gradient.assign(mean + tf.random.normal([SIDE, SIDE], stddev=0.3))
+            step.assign_add(1)
+
+        def next_step() -> ReplicaStep:
+            given, number = [gradient.read_value()], step.read_value()
+            finite = tf.constant(True)
+            inputs = ExchangeInputs(specs, given, state, number, finite, 0, self.learners)
+            return ReplicaStep.of(inputs)
+
+        speed = CodecSpeed(method, next_step, draw)
+        speed.run(WARM_UP)
+        work = speed.measure(REPEATS)
         return {
-            "encode_ms": statistics.median(_of_learners(step, slice(None, -1)) for step in timed),
-            "decode_ms": statistics.median(_of_learners(step, slice(-1, None)) for step in timed),
+            "encode_ms": 1e3 * work.encode,
+            "decode_ms": 1e3 * work.decode,
+            "compiled": True,
             "elements": SIDE * SIDE,
             "processor": processor(),
         }
-
-
-def _timed(talk: Generator[Any, Any, Any], spent: list[float]) -> Generator[Any, Any, Any]:
-    """Yields a conversation's requests, and records the processor time between them."""
-    answer = None
-    while True:
-        start = time.process_time()
-        try:
-            request = talk.send(answer)
-        except StopIteration as end:
-            spent.append(time.process_time() - start)
-            return end.value
-        spent.append(time.process_time() - start)
-        answer = yield request
-
-
-def _of_learners(step: list[list[float]], part: slice) -> float:
-    return 1e3 * statistics.mean(sum(of_one[part]) for of_one in step)

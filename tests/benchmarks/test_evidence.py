@@ -187,6 +187,16 @@ def test_the_table_names_the_machine_of_its_times():
     some = {run.name: [record(run, processor="another CPU")]}
     page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
     assert "encoding and decoding are from another CPU." in page
+    assert "the processor's times of eager operations" in page
+    some = {run.name: [record(run, compiled=True)]}
+    page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
+    assert "They are those of compiled steps, on one thread." in page
+
+
+def test_a_learner_is_timed_in_a_compiled_step():
+    measured = Encoding("top_k", 2, 0).measure()
+    assert measured["compiled"]
+    assert {"encode_ms", "decode_ms"} <= measured.keys()
 
 
 def test_a_method_is_bold_if_no_equally_accurate_method_sends_less():
