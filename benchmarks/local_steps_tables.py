@@ -36,11 +36,14 @@ def fewer_bytes(record: Record) -> tuple[float, float]:
 def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Record]:
     """A row for each training: means over the seeds that dense training has, too.
 
+    Each seed is compared with dense training at its best learning rate: the rate with the best mean
+    over all seeds that dense training has at any rate.
+
     Args:
         records: Those of all runs.
         readings: How to read the quality, by task; rows have the tasks in this order.
     """
-    dense = {_of_seed(r): r["quality"] for r in records if r["training"] == DENSE}
+    dense = _best_dense(records, readings)
     kinds: dict[tuple, list[Record]] = {}
     for record in sorted(records, key=lambda one: _place(one, list(readings))):
         if _of_seed(record) in dense:
@@ -67,6 +70,22 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
             }
         )
     return rows
+
+
+def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict[tuple, float]:
+    """Returns the quality of dense training at its best rate, by task, steps and seed."""
+    rates: dict[tuple, dict[float, dict[tuple, float]]] = {}
+    for record in records:
+        if record["steps"] == 1 and record["batch"] == 1:
+            of_task = rates.setdefault((record["task"], record["dense_steps"]), {})
+            of_task.setdefault(record["rate"], {})[_of_seed(record)] = record["quality"]
+    best: dict[tuple, float] = {}
+    for (task, _), of_task in rates.items():
+        seeds = max(map(len, of_task.values()))
+        whole = [of_rate for of_rate in of_task.values() if len(of_rate) == seeds]
+        sign = 1 if readings[task].rises else -1
+        best |= max(whole, key=lambda of_rate: sign * statistics.mean(of_rate.values()))
+    return best
 
 
 def _of_seed(record: Record) -> tuple:
@@ -108,7 +127,7 @@ def _lines(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 def _table(rows: Sequence[Record], reading: Task) -> str:
     head = [
-        *("learners", "training", "seeds", reading.label, "from dense", "within 1 %"),
+        *("learners", "training", "seeds", reading.label, "from best dense", "within 1 %"),
         *("bytes a step", "times fewer", "times fewer sent"),
     ]
     body = [

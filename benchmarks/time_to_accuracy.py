@@ -17,8 +17,10 @@ in convergence.py, or the figure of `--goal`. The Transformer's learning rate fa
 end of each run. All runs of the Transformer therefore have the same number of epochs, and must come
 within 1 % of the dense run's perplexity.
 
-Runs with local steps exchange once in a round of several steps. Their epochs are longer, so that
-epochs are whole rounds, and a run has proportionally fewer epochs.
+Runs with local steps exchange once in a round of several steps. Epochs are then longer, so that
+they are whole rounds, and all runs have proportionally fewer of them. The epochs of all runs are
+equally long, because a run that is evaluated more often reaches a figure earlier.
+`--local-learning-rate` sets the learning rate of these runs.
 
 The result of a free network is a dense run with steps that exchange nothing. These steps are timed
 with one process for each worker. All processes train at the same time, each alone with its share of
@@ -72,16 +74,21 @@ class Setting:
     decays: bool = False
     within: float = 0.0
 
-    def args(self, epochs: int, local_steps: int) -> list[str]:
-        """Returns the program's arguments for epochs, or for as many steps in rounds."""
-        count, steps = self.in_rounds(epochs, local_steps)
+    def args(self, epochs: int, whole: int) -> list[str]:
+        """Returns the program's arguments for epochs of whole rounds: see `in_rounds`."""
+        count, steps = self.in_rounds(epochs, whole)
         return ["--epochs", str(count), "--steps-per-epoch", str(steps)]
 
-    def in_rounds(self, epochs: int, local_steps: int) -> tuple[int, int]:
-        """Returns the number of epochs of whole rounds, and the number of steps in each."""
-        if not local_steps:
+    def in_rounds(self, epochs: int, whole: int) -> tuple[int, int]:
+        """Returns the number of longer epochs in place of `epochs`, and the steps in each.
+
+        Args:
+            epochs: Number of epochs of `steps` steps.
+            whole: The new number of steps is a multiple of it; 0 keeps `steps`.
+        """
+        if not whole:
             return epochs, self.steps
-        steps = local_steps * math.ceil(self.steps / local_steps)
+        steps = whole * math.ceil(self.steps / whole)
         return max(2, round(epochs * self.steps / steps)), steps
 
 
@@ -133,6 +140,7 @@ class Comparison:
         optimizer: Name of the optimizer, as the program takes it.
         methods: The methods to compare with dense training.
         delay: The delay of packets in milliseconds.
+        local_rate: The learning rate of runs with local steps; None is the program's own.
         reuse: Whether to reuse existing records.
     """
 
@@ -141,6 +149,7 @@ class Comparison:
     optimizer: str
     methods: Sequence[Method]
     delay: float
+    local_rate: float | None
     reuse: bool
 
     @property
@@ -175,7 +184,7 @@ class Comparison:
         network.shape(link)
         bench = Bench(records / self.speed(link), self.reuse, network, self._threads)
         count = self.setting.timed
-        free = bench.without_exchange(self.timed[0], self.setting.args(count, 0))
+        free = bench.without_exchange(self.timed[0], self._args(count, 0))
         return [
             *(
                 Pace(run.compressor, run.chosen, run.seconds_per_step, run.local_steps)
@@ -193,10 +202,22 @@ class Comparison:
 
     def _run_all(self, bench: Bench, runs: Sequence[Run], epochs: int) -> list[Run]:
         done = []
+        count, _ = self.setting.in_rounds(epochs, self._whole)
         for length, some in itertools.groupby(runs, lambda run: run.local_steps):
-            count, _ = self.setting.in_rounds(epochs, length)
-            done += bench.run_all([*some], self.setting.args(epochs, length), count)
+            done += bench.run_all([*some], self._args(epochs, length), count)
         return done
+
+    def _args(self, epochs: int, local_steps: int) -> list[str]:
+        args = self.setting.args(epochs, self._whole)
+        if local_steps and self.local_rate:
+            args += ["--learning-rate", f"{self.local_rate:g}"]
+        return args
+
+    @property
+    def _whole(self) -> int:
+        """The smallest number of steps that is whole rounds of every length; 0 without rounds."""
+        lengths = [steps for _, steps in self.methods if steps]
+        return math.lcm(*lengths) if lengths else 0
 
     @property
     def _threads(self) -> int:
@@ -222,6 +243,7 @@ def _method(pace: Pace) -> Method:
 
 
 _EPOCHS = "Epochs of the dense run. [digits: 30; text: 20 of 200 steps; transformer: 10 of 200]"
+_LOCAL_RATE = "The learning rate of runs with --local-steps. [default: that of all runs]"
 _LONGER = "Compressed runs have this multiple of the dense run's epochs, except the Transformer's."
 
 
@@ -247,8 +269,9 @@ _LONGER = "Compressed runs have this multiple of the dense run's epochs, except 
     multiple=True,
     default=["no_compression", "top_k(density=0.05, value_bits=2, chunk=128)"],
     callback=checked_compressors,
-    help="The outer optimizer of runs with --local-steps.",
+    help="The compressor of runs with --local-steps.",
 )
+@click.option("--local-learning-rate", type=float, help=_LOCAL_RATE)
 @click.option(
     "--workers",
     default=2,
@@ -280,6 +303,7 @@ def main(
     compressors: Sequence[str],
     local_steps: Sequence[int],
     local_compressors: Sequence[str],
+    local_learning_rate: float | None,
     workers: int,
     optimizer: str | None,
     speeds: Sequence[str],
@@ -305,7 +329,9 @@ def main(
     methods = [(name, 0) for name in compressors]
     methods += itertools.product(local_compressors, local_steps)
     methods.sort(key=lambda method: method[1])
-    compared = Comparison(setting, workers, optimizer, methods, delay, reuse)
+    compared = Comparison(
+        setting, workers, optimizer, methods, delay, local_learning_rate, reuse
+    )
     tables = [f"{compared.name}.json", f"{compared.name}.md"]
     plots = {link: f"{compared.name}-{links.SPEEDS.get(link, link)}.png" for link in speeds}
     of_runs = [] if reuse else _records(compared, speeds, seeds)
@@ -330,6 +356,7 @@ def main(
         plot(runs, to_reach, link, folder / plot_file)
     text = "\n".join(texts)
     what = {"task": task, "optimizer": optimizer, "workers": workers, "delay": delay}
+    what |= {"local_learning_rate": local_learning_rate} if local_learning_rate else {}
     found = {"about": {"machine": processor()}, "what": what, "links": results_by_link}
     (folder / tables[0]).write_text(json.dumps(found, indent=1) + "\n")
     (folder / tables[1]).write_text(text)

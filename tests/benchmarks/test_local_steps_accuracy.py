@@ -41,6 +41,20 @@ def test_rows_are_compared_with_dense_training_of_their_seeds():
     assert (larger["times fewer"], larger["good"]) == (16, False)
 
 
+def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_of():
+    rates = {1.0: (2.0, 2.2), 2.0: (1.8, 2.0), 4.0: (1.0,)}
+    dense = [
+        record(Job("text", 1, seed, rate=rate), quality)
+        for rate, qualities in rates.items()
+        for seed, quality in enumerate(qualities)
+    ]
+    local = [record(Job("text", 4, seed, steps=16), 2.1) for seed in (0, 1)]
+    rows = local_steps_tables.compare([*dense, *local], READINGS)
+    differences = {row["training"]: round(row["difference"], 6) for row in rows}
+    of_dense = {"dense": 0.2, "dense-rate2": 0.0, "dense-rate4": -0.8}
+    assert differences == {**of_dense, "rounds16-average-none": 0.2}
+
+
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])
 def test_the_longest_round_within_a_percent_is_named(quality, good):
     records = [

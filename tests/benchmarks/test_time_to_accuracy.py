@@ -147,6 +147,31 @@ def test_epochs_are_whole_rounds(local_steps, epochs, steps):
     assert setting.in_rounds(30, local_steps) == (epochs, steps)
 
 
+def test_all_runs_have_equal_epochs_of_whole_rounds(tmp_path, monkeypatch):
+    given = []
+
+    class Bench:
+        def __init__(self, *_args, **_settings):
+            pass
+
+        def run_all(self, runs, args, epochs):
+            given.append(([one.method for one in runs], args, epochs))
+            return runs
+
+    monkeypatch.setattr(time_to_accuracy, "Bench", Bench)
+    methods = [(DENSE, 0), ("cast", 0), ("cast", 16), ("cast", 24)]
+    setting = time_to_accuracy.SETTINGS["digits"]
+    compared = time_to_accuracy.Comparison(setting, 2, "adam", methods, 0.0, 0.002, False)
+    assert len(compared.curves(methods, 1, 30, tmp_path)) == 4
+    epochs = ["--epochs", "14", "--steps-per-epoch", "48"]
+    rate = ["--learning-rate", "0.002"]
+    assert given == [
+        ([DENSE, "cast"], epochs, 14),
+        (["cast, 16 local steps"], [*epochs, *rate], 14),
+        (["cast, 24 local steps"], [*epochs, *rate], 14),
+    ]
+
+
 def test_plot(tmp_path):
     dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
     free = time_to_accuracy.at_pace(dense, FREE_PACE)

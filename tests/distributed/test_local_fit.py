@@ -69,6 +69,12 @@ def test_restored_best_weights_are_the_validated_weights(jobs):
         assert seen["evaluated"][0] == pytest.approx(min(seen["validated"]), rel=1e-5)
 
 
+def test_statistics_are_averaged_before_each_save_and_after_a_reload(jobs):
+    first, second = (job["statistics"] for job in jobs)
+    assert first == second
+    assert first[0] == first[1]
+
+
 def test_workers_resume_alike_from_a_checkpoint_within_an_epoch(jobs):
     first, second = (job["resumed"] for job in jobs)
     assert first == second

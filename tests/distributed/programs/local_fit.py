@@ -118,8 +118,42 @@ def on_batches():
     return [float(model.train_on_batch(x[:number], y[:number])) for number in rows]
 
 
+class Saves(keras.callbacks.Callback):
+    """Saves after the second step, which ends a round, and within the next round."""
+
+    def __init__(self):
+        super().__init__()
+        self.statistics = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in (1, 2):
+            self.model.save_weights(f"{FOLDER}/after_{batch}.weights.h5")
+            self.statistics.append(digest(self.model.non_trainable_variables))
+
+    def on_train_end(self, logs=None):
+        self.statistics.append(digest(self.model.variables))
+
+
+def statistics():
+    """Saves in the first epoch without residuals; then loads the first weights, and repeats."""
+    uncompressed = Setup("optimizer", "no_compression")
+    sgd = lambda: uncompressed.wrap(keras.optimizers.SGD(0.1), local_steps=2)  # noqa: E731
+    model = uncompressed.model(build, sgd)
+    model.optimizer.build(model.trainable_variables)
+    model.save_weights(f"{FOLDER}/first.weights.h5")
+    seen = []
+    for _ in range(2):
+        model.load_weights(f"{FOLDER}/first.weights.h5")
+        saves = Saves()
+        rows = 4 * BATCH
+        model.fit(x[:rows], y[:rows], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[saves])
+        seen.append(saves.statistics)
+    return seen
+
+
 report(
     {
+        "statistics": statistics(),
         "on_batches": on_batches(),
         "in_fit": in_fit(),
         "resumed": resumed(),

@@ -331,6 +331,7 @@ class Compressed(TakesLocalSteps):
                 since the last step.
         """
         saved_state.save(self.exchange, self._own_state(), store)
+        self._save_local(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
@@ -341,6 +342,7 @@ class Compressed(TakesLocalSteps):
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
             store = {}
+        self._check_local(store)
         saved_state.load(self.exchange, self._own_state(), store)
 
     def get_config(self) -> dict[str, Any]:

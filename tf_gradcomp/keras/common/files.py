@@ -25,8 +25,14 @@ _BROKEN = (
 
 
 def savings_of(model: keras.Model) -> list[Saving]:
-    """Returns the objects that save the state of a model's wrapped optimizers."""
-    return [one.exchange.saving for one in wrappers_of(model) if one.exchange.built]
+    """Returns the objects that save the state of a model's wrapped optimizers.
+
+    An early end of a round then averages the statistics of this model.
+    """
+    wrappers = list(wrappers_of(model))
+    for wrapper in wrappers:
+        wrapper.belongs_to(model)
+    return [one.exchange.saving for one in wrappers if one.exchange.built]
 
 
 def save(

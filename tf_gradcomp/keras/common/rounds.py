@@ -48,12 +48,14 @@ class _Variables:
         length: The number of steps of the cycle.
         rounds: The number of rounds that have ended since the program started, summed over the
             fragments.
+        since: The number of steps since all workers had one model.
         fragments: The fragments, in the order in which they are exchanged.
     """
 
     position: tf.Variable
     length: tf.Variable
     rounds: tf.Variable
+    since: tf.Variable
     fragments: list[Fragment]
 
 
@@ -104,7 +106,7 @@ class Rounds:
             self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self.exchanges = RareExchanges(self._local(exchange.step))
-        self._finished_at: list[int] = []
+        self._averaged = 0  # the number of statistics that were averaged last
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.register([], [self._local(self._own.position)])
         exchange.saving.finish_before(self)
@@ -123,6 +125,7 @@ class Rounds:
             position=shared_variable(0, tf.int64, "steps_in_cycle"),
             length=shared_variable(0, tf.int64, "steps_of_cycle"),
             rounds=shared_variable(0, tf.int64, "rounds"),
+            since=shared_variable(0, tf.int64, "steps_since_one_model"),
             fragments=fragments,
         )
 
@@ -139,8 +142,12 @@ class Rounds:
         return self._settings.warmup_steps
 
     def in_warmup(self) -> tf.Tensor:
-        """Returns whether the next step is synchronous."""
-        return tf.less(self._local(self._exchange.step), self._settings.warmup_steps)
+        """Returns whether the next step is synchronous; none is after the first round has begun.
+
+        A residual of weights cannot be added to gradients, so no setting brings the warm-up back.
+        """
+        early = tf.less(self._steps_of_training(), self._settings.warmup_steps)
+        return tf.logical_and(early, tf.logical_not(self._of_weights))
 
     @property
     def position(self) -> int:
@@ -163,6 +170,7 @@ class Rounds:
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
         """Counts a step of training if `counts`; called before the step's exchange."""
         self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
+        self._local(self._own.since).assign_add(1)
 
     # The next methods run across replicas, once in each worker.
 
@@ -305,8 +313,13 @@ class Rounds:
 
     @property
     def pending(self) -> bool:
-        """Returns whether the workers' weights differ, because a round has begun."""
-        return any(fragment.has_begun for fragment in self._own.fragments)
+        """Returns whether the workers' weights or statistics may differ."""
+        if any(fragment.has_begun for fragment in self._own.fragments):
+            return True
+        return bool(self._local(self._own.since).numpy()) and bool(self._statistics_to_average())
+
+    def _statistics_to_average(self) -> list[Any]:
+        return [one for one in self._statistics() if tf.as_dtype(one.dtype).is_floating]
 
     def finish(self) -> None:
         """Ends all rounds now, and averages statistics; all workers call it between the same steps.
@@ -314,15 +327,16 @@ class Rounds:
         Raises:
             WorkersDisagreeError: If the other workers do something else, or are at another step.
         """
-        steps = [self._exchange.exchanges, self.position]
-        if self._group.size == 1 or steps == self._finished_at:
+        averaged, since = self._statistics_to_average(), self._local(self._own.since)
+        if self._group.size == 1 or not (since.numpy() or len(averaged) > self._averaged):
             return
+        steps = [self._exchange.exchanges, self.position]
         self._group.processes.agree({"next action": "ending a round", "exchanges and steps": steps})
         self._end_early()
         self._local(self._own.position).assign(0)
-        averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
         self._average([*(fragment.drift for fragment in self._own.fragments), *averaged])
-        self._finished_at = [self._exchange.exchanges, 0]
+        since.assign(0)
+        self._averaged = len(averaged)
         if self._times:
             self._times.pause()
 
@@ -364,6 +378,7 @@ class Rounds:
 
     def abandon(self) -> None:
         """Begins new rounds at the next step, from this worker's weights at that time."""
+        self._local(self._own.since).assign(0)
         self._local(self._own.position).assign(0)
         for fragment in self._own.fragments:
             fragment.steps.assign(0)

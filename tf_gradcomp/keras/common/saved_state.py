@@ -13,6 +13,7 @@ from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.keras.common.outer_kind import NAME as OUTER_CLASS
 
 OF_WEIGHTS = "residual_of_weights"  # true if the residual comes from local steps
 
@@ -112,7 +113,8 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     if unknown_divisor or (of_weights and OF_WEIGHTS not in state):
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
-    facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # needs no message
+    # No message is needed for these.
+    facts = {OF_WEIGHTS, OUTER_CLASS, "residual_waits", "moments_since", "accumulators_held"}
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.warned_of_lost_residuals = RESIDUAL in left
     if left:

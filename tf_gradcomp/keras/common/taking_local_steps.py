@@ -6,14 +6,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import saved_state
+from tf_gradcomp.keras.common import outer_kind, saved_state
 from tf_gradcomp.keras.common.gossip import Gossip, method_for_gradients, settings_of
 from tf_gradcomp.keras.common.local_steps import check_can_be_local, check_method
+from tf_gradcomp.keras.common.outer_kind import OuterKind
 from tf_gradcomp.keras.common.residual_units import ResidualUnits
 from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.version import keras
@@ -59,6 +61,7 @@ class TakesLocalSteps:
     def _build_units(self, group: Group) -> None:
         with tf.init_scope():
             self._residual_units = ResidualUnits(group, local=self.local_steps is not None)
+            self._outer_kind = OuterKind(group, self.outer_optimizer)
 
     def _local_state(self) -> dict[str, Any]:
         """Returns the variables that Keras' files hold, by name."""
@@ -69,6 +72,16 @@ class TakesLocalSteps:
         if isinstance(self.local_steps, Gossip):  # gossip has no residual of weights
             return steps
         return {saved_state.OF_WEIGHTS: units.of_weights, **steps}
+
+    def _save_local(self, store: Any) -> None:
+        """Gives a file of Keras the class of the outer optimizer."""
+        if self.rounds is not None:
+            store[outer_kind.NAME] = np.int64(self._outer_kind.number)
+
+    def _check_local(self, store: Any) -> None:
+        """Refuses a file of Keras with the state of another outer optimizer."""
+        if self.rounds is not None and outer_kind.NAME in store:
+            self._outer_kind.check(store[outer_kind.NAME])
 
     def _local_config(self) -> dict[str, Any]:
         return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}
@@ -88,9 +101,13 @@ class TakesLocalSteps:
             WorkersDisagreeError: If the other workers do something else, or are at another step.
         """
         if model is not None:
-            self._model = weakref.ref(model)
+            self.belongs_to(model)
         if self.rounds is not None:
             self.rounds.finish()
+
+    def belongs_to(self, model: keras.Model) -> None:
+        """Records the model whose statistics are averaged when a round ends early."""
+        self._model = weakref.ref(model)
 
     def _statistics(self) -> Sequence[Any]:
         model = self._model()
