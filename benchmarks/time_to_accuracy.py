@@ -329,9 +329,7 @@ def main(
     methods = [(name, 0) for name in compressors]
     methods += itertools.product(local_compressors, local_steps)
     methods.sort(key=lambda method: method[1])
-    compared = Comparison(
-        setting, workers, optimizer, methods, delay, local_learning_rate, reuse
-    )
+    compared = Comparison(setting, workers, optimizer, methods, delay, local_learning_rate, reuse)
     tables = [f"{compared.name}.json", f"{compared.name}.md"]
     plots = {link: f"{compared.name}-{links.SPEEDS.get(link, link)}.png" for link in speeds}
     of_runs = [] if reuse else _records(compared, speeds, seeds)

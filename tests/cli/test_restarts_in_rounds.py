@@ -21,7 +21,8 @@ import tf_gradcomp as gc
 folder, death, method = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 strategy = gc.MultiWorkerMirroredStrategy()
 with strategy.scope():
-    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(4, kernel_initializer="zeros")])
+    dense = keras.layers.Dense(4, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((40,)), dense])
     outer = keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True)
     rounds = gc.LocalSteps(4, outer if method == "no_compression" else None)
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), method, local_steps=rounds)
@@ -44,8 +45,8 @@ class Die(keras.callbacks.Callback):
 
 data = np.load(folder / "data.npz")
 backup = gc.callbacks.BackupAndRestore(folder / "backup", save_freq=6)
-callbacks = [backup, Die()]
-model.fit(data["x"], data["y"], batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+settings = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+model.fit(data["x"], data["y"], callbacks=[backup, Die()], **settings)
 """
 
 

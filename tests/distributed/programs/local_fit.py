@@ -139,7 +139,8 @@ def statistics():
     uncompressed = Setup("optimizer", "no_compression")
     sgd = lambda: uncompressed.wrap(keras.optimizers.SGD(0.1), local_steps=2)  # noqa: E731
     model = uncompressed.model(build, sgd)
-    model.optimizer.build(model.trainable_variables)
+    with setup.strategy.scope():
+        model.optimizer.build(model.trainable_variables)
     model.save_weights(f"{FOLDER}/first.weights.h5")
     seen = []
     for _ in range(2):
