@@ -188,6 +188,13 @@ def test_no_worker_hangs_after_a_leader_dies_before_its_broadcast():
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
+def test_no_worker_hangs_after_another_dies_within_a_round():
+    survivor, other = run_workers(PROGRAMS / "dies_in_round.py", 2, check=False)
+    assert other.returncode == -signal.SIGKILL
+    assert survivor.returncode not in (0, None)
+    assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
+
+
 @pytest.mark.parametrize("workers", [3, 1])
 def test_killed_job_resumes_with(killed, tmp_path, workers):
     backup, _ = killed
