@@ -1,15 +1,15 @@
-"""Repeats what the papers found, and compares all methods; writes docs/evidence.md.
+"""Repeats the papers' claims, and compares all methods; writes docs/evidence.md.
 
-    GRADCOMP_DATA=FOLDER python benchmarks/evidence.py --resume --jobs 2   # what has no record yet
+    GRADCOMP_DATA=FOLDER python benchmarks/evidence.py --resume --jobs 2   # runs without a record
     python benchmarks/evidence.py --resume --only "adacomp/*" --only "methods/digits*" --seeds 3
-    python benchmarks/evidence.py --overwrite --only adacomp/bins          # once more
-    python benchmarks/evidence.py --page-only                              # of the records
-    python benchmarks/evidence.py --short        # whether training lags more than when recorded
+    python benchmarks/evidence.py --overwrite --only adacomp/bins          # repeats these runs
+    python benchmarks/evidence.py --page-only      # only writes the pages, from existing records
+    python benchmarks/evidence.py --short          # compares AdaComp's lag with recorded lags
 
-Each claim of a paper has a few short trainings by learners in one process, which `claims/` lists
-with the check that judges them. The runs of `methods/*` make docs/benchmarks/methods_table.md. Each
-run is a process of its own, and leaves a record in benchmarks/records/evidence. FOLDER has
-`shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it.
+`claims/` lists the claims of each paper. A claim has a few short trainings by learners in one
+process, and a check of their records. docs/benchmarks/methods_table.md is made of the runs of
+`methods/*`. Each run has a separate process, and leaves a record in benchmarks/records/evidence.
+FOLDER needs `shakespeare.txt.gz`, and `mnist.npz` if Keras cannot download it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ OF_CLAIMS = {name: tuple(claim.runs.values()) for name, claim in CLAIMS.items() 
 
 
 def chosen(only: Sequence[str]) -> list[Run]:
-    """Returns the runs whose claims or parts of the table match, each once, in their order.
+    """Returns the runs of the matching claims and parts of the table, each once, in their order.
 
-    The runs of claims come first, and then those of the table, one part after the other. The
-    longest come first among those of claims and of a part, so that all cores are used to the end.
+    The runs of claims come first, followed by the runs of each part of the table. Within the claims
+    and within each part, the longest runs come first, so that all cores are used until the end.
 
     Raises:
         click.UsageError: If a pattern matches nothing.
@@ -77,7 +77,7 @@ def with_seeds(runs: Sequence[Run], seeds: int) -> Iterator[Run]:
 
 
 def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the records that there are, by the name of the run with seed 0."""
+    """Returns the existing records, by the name of the run with seed 0."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run in chosen(()):
         of_seeds = (dataclasses.replace(run, seed=seed) for seed in range(MOST_SEEDS))
@@ -113,9 +113,9 @@ _ONLY = 'Only claims whose name matches, such as "adacomp/*". Give it several ti
 @click.option("--only", multiple=True, metavar="PATTERN", help=_ONLY)
 @click.option("--seeds", default=1, type=click.IntRange(1, MOST_SEEDS), help="How many: 0, 1, ...")
 @pool_options
-@click.option("--short", is_flag=True, help="Only compare a short training with recorded ones.")
-@click.option("--resume", is_flag=True, help="Take records that are there already.")
-@click.option("--page-only", is_flag=True, help="Do no runs; write the pages.")
+@click.option("--short", is_flag=True, help="Only compare a short training with recorded lags.")
+@click.option("--resume", is_flag=True, help="Reuse existing records.")
+@click.option("--page-only", is_flag=True, help="Only write the pages, from existing records.")
 @click.option(
     "--docs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -152,7 +152,7 @@ def main(
     written = _write(found, docs)
     show(Console(), evidence_page.summary(found), written)
     if failed:
-        sys.exit(f"{failed} runs failed; {folder} has what they printed.")
+        sys.exit(f"{failed} runs failed; their output is in {folder}.")
 
 
 if __name__ == "__main__":

@@ -26,22 +26,23 @@ METHODS_PLOT = "benchmarks/methods.png"
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, CANNOT_RUN, NOT_RUN)
 _INTRODUCTION = """# Evidence
 
-Do the papers' findings hold here? This page lists each headline, what was run, and what came out.
+Do the papers' results hold here? This page lists each headline, what was run, and the result.
 `benchmarks/evidence.py` writes the page, and the [table of all
-methods](benchmarks/methods_table.md), from the records in `benchmarks/records/evidence/`. There is
-one for each run: its settings, seed, machine, versions, curve and bytes. Do not edit the page.
+methods](benchmarks/methods_table.md), from the records in `benchmarks/records/evidence/`. Each run
+has a record with its settings, seed, machine, versions, curve and bytes. Do not edit the page.
 
 - The runs are simulations: learners in one process train a small network for a few hundred steps.
   They show whether a claim holds at that size, and not how a paper's own network would train.
-- Where a claim was undecided in an earlier run, its steps and learning rate were changed: by dense
-  training alone, before any compressed run with them.
-- "Recalled" marks figures that we know from memory or at second hand. All others were read in the
-  paper.
-- "Reproduced" means that the runs meet the limits named with the claim, and "not reproduced" that
-  they miss one. They are undecided if dense training itself fails or is far from its end, if the
-  difference is within one test image of its limit, or if the ratios differ too much to compare.
+- Some claims were undecided in an earlier run. Their steps and learning rates were changed after
+  dense training alone, before any compressed run with the new values.
+- "Recalled" marks figures that we know from memory or at second hand. All other figures were read
+  in the paper.
+- "Reproduced" means that the runs meet all requirements named with the claim, and "not reproduced"
+  that they miss one. A claim is undecided if dense training itself fails or is far from its end, if
+  an accuracy is within one test image of what is required, or if the ratios differ too much to
+  compare.
 - Values are means over the seeds, and ± is the standard deviation. With one seed, the spread is
-  unknown, and a verdict may change with another seed.
+  unknown, and another seed may change a verdict.
 - A ratio is a payload ratio of the whole run, unless the sentence says otherwise.
 """
 _METHODS = """# All methods at their defaults
@@ -50,17 +51,18 @@ Which method sends the fewest bytes and trains like dense? All methods train wit
 settings, with 2, 8 and 32 learners in one process. `benchmarks/evidence.py --only "methods/*"`
 writes this page.
 
-- "Digits" is the digits network: batches of 64 images, accuracy as the mean over the last five
-  epochs. "MNIST" is the same network with batches of 64 images. "LSTM" is the character LSTM on
-  Shakespeare with batches of 32 sequences. All use Adam. Runs as short as these show how a method
-  begins; those with 32 learners are shortest.
-- "Behind dense" is the difference from dense training with the same seeds. Up to 1 point on
-  digits, 0.3 points on MNIST and 0.03 bits count as level.
-- "MB sent" is what a worker sends in the whole run, in a ring. It is bold if the method is level
-  with dense, and no other such method sends less and is not behind it by more than that. No method
-  is bold where some have not been run.
-- With one seed, the spread over seeds is unknown, and methods within those limits are level with
-  each other, too.
+- "Digits" is the digits network with batches of 64 images; its accuracy is the mean over the last
+  five epochs. "MNIST" is the same network with batches of 64 images. "LSTM" is the character LSTM
+  on Shakespeare with batches of 32 sequences. All are trained by Adam. Runs as short as these show
+  how a method begins; the runs with 32 learners are shortest.
+- "Behind dense" is the difference from dense training with the same seeds. A method is level with
+  dense training if it is at most 1 point behind on digits, 0.3 points on MNIST, and 0.03 bits in
+  the LSTM.
+- "MB sent" is what a worker sends in the whole run, in a ring. A value is bold if the method is
+  level with dense training, and if no other level method sends less and is about as accurate. No
+  value of a column is bold before all methods have been run.
+- With one seed, the spread over seeds is unknown, so smaller differences between two methods mean
+  nothing, either.
 - "Encode" and "decode" are the processor's milliseconds of a learner before and after its last
   collective, for a matrix of 262,144 elements on one thread. L-GreCo takes as long as the
   method that it plans, and [LGC's times](../lgc_measured.md#what-a-step-costs) are measured
@@ -147,7 +149,7 @@ def _section(claim: Claim, records: Records, command: Command) -> str:
 
 def _found(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     if claim.ran:
-        measured = f" It gave: {outcome.found}." if outcome else ""
+        measured = f" Result: {outcome.found}." if outcome else ""
         yield f"Run here: {claim.ran}{measured}"
         yield ""
 
@@ -170,7 +172,7 @@ def _methods(records: Records, command: Command) -> str:
             if name.endswith(f"_{learners}") and not all(records.get(run.name) for run in runs)
         ]
         if missing:
-            parts.append(f"What is missing is run by\n\n```\n{command(missing)}\n```\n")
+            parts.append(f"This command does the missing runs:\n\n```\n{command(missing)}\n```\n")
     return "\n".join(parts)
 
 

@@ -55,9 +55,9 @@ class Limits:
     """The part of the machine that runs may use: the options of `pool_options`.
 
     Attributes:
-        jobs: How many runs at once.
-        threads: Of each run; None shares out the cores.
-        minutes: After so many, runs that have not ended are stopped; None: never.
+        jobs: The number of runs at once.
+        threads: The number of threads of each run; None shares out the cores.
+        minutes: The minutes after which unfinished runs are stopped; None: never.
     """
 
     jobs: int = 1
@@ -75,11 +75,9 @@ def pool_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--threads",
             type=click.IntRange(min=1),
             show_default="the cores, shared out among the jobs",
-            help="Of each run.",
+            help="Threads of each run.",
         ),
-        click.option(
-            "--minutes", type=float, help="Stop after so many; what has not ended is left out."
-        ),
+        click.option("--minutes", type=float, help="Stop then; unfinished runs leave no record."),
     )
     for option in reversed(options):
         command = option(command)
@@ -114,7 +112,7 @@ def do_all(runs: Sequence[Run], folder: Path, work: Work, limits: Limits, rest: 
             bar.update(whole, description=f"{ended} of {len(runs)} runs")
             console.print(f"{ended} of {len(runs)}: {run.name}: {said}")
     if ended < len(runs):
-        console.print(f"{len(runs) - ended} runs have not ended: {rest} does them.")
+        console.print(f"{len(runs) - ended} runs have not ended; {rest} does them.")
     return failed
 
 
@@ -124,12 +122,12 @@ def record_of(folder: Path, run: Run) -> Path:
 
 
 def check_resumed(folder: Path, runs: Sequence[Any], option: str) -> None:
-    """Refuses records that other code of the program has left under the same name.
+    """Refuses records of other runs, which an earlier version has left under the same names.
 
     Args:
-        folder: Where the records are.
-        runs: Dataclasses; a record has their fields.
-        option: The option that takes records that are there.
+        folder: The folder of the records.
+        runs: Dataclasses, whose fields are in their records.
+        option: The option that reuses existing records.
 
     Raises:
         click.UsageError: If a record is of another run.
@@ -173,7 +171,7 @@ class Pool:
         """Yields each run when it has ended, and whether it left its record.
 
         Args:
-            runs: In their order, except that towards the end those come first that end in time.
+            runs: In their order; towards the end, runs that can end in time come first.
         """
         measure, minutes = self._work.measure, self._limits.minutes
         context = _preloaded(measure.__module__, self._threads)

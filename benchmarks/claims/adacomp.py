@@ -16,10 +16,10 @@ from claims.claim import (
     Outcome,
     Paper,
     Results,
-    apart,
-    by,
+    all_hold,
+    behind_or_ahead,
+    compressed,
     error,
-    every,
     mean_behind,
     nats,
     points,
@@ -48,7 +48,8 @@ def _mnist(results: Results) -> Outcome:
     return Outcome(
         gap <= MNIST_MARGIN,
         f"{error(results, 'dense')} and {error(results, 'AdaComp')} %",
-        f"AdaComp is {apart(gap, 2)} dense; chance alone allows {MNIST_MARGIN}.",
+        f"AdaComp is {behind_or_ahead(gap, 2)} dense training. Required: at most {MNIST_MARGIN} "
+        "points behind, which is within chance.",
     )
 
 
@@ -57,7 +58,8 @@ def _lstm(results: Results) -> Outcome:
     return Outcome(
         gap <= NATS_MARGIN,
         f"{nats(results, 'dense')} and {nats(results, 'AdaComp')} nats",
-        f"AdaComp is {apart(gap, 3, 'nats')} dense after as many steps; {NATS_MARGIN} was allowed.",
+        f"AdaComp is {behind_or_ahead(gap, 3, 'nats')} dense training after as many steps. "
+        f"Required: at most {NATS_MARGIN} behind.",
     )
 
 
@@ -70,8 +72,8 @@ def _kinds(results: Results) -> Outcome:
     return Outcome(
         convolution >= 30 and dense >= 150 and recurrent >= 150,
         f"{convolution:.0f}, {dense:.0f} and {recurrent:.0f}",
-        "In the second half of the runs, counted as in the paper. At least three quarters of its "
-        "ratios were asked for.",
+        "These ratios are of the second half of the runs, and counted as in the paper. Required: "
+        "at least three quarters of the paper's ratios.",
     )
 
 
@@ -80,8 +82,9 @@ def _bins(results: Results) -> Outcome:
     return Outcome(
         within(max(gaps.values())),
         ", ".join(points(results, f"bins of {size}", 1) for size in BINS) + " %",
-        f"With the worst of these bins, it is {apart(max(gaps.values()))} dense, which "
-        f"reached {points(results, 'dense', 1)} %; {POINT:g} point was allowed.",
+        f"Dense training reached {points(results, 'dense', 1)} %. With the worst size of bins, "
+        f"AdaComp is {behind_or_ahead(max(gaps.values()))} it. Required: at most {POINT:g} point "
+        "behind.",
     )
 
 
@@ -91,11 +94,12 @@ def _learners(results: Results) -> Outcome:
     steady = all(more >= 0.98 * fewer for fewer, more in itertools.pairwise(ratios))
     rises = steady and ratios[-1] >= ratios[0]
     return Outcome(
-        every(within(worst), rises),
+        all_hold(within(worst), rises),
         f"{', '.join(points(results, label, 1) for label in results)} %; "
         f"ratios {', '.join(f'{one:.0f}' for one in ratios)}",
-        f"The first is dense. At worst, it is {apart(worst)} dense; {POINT:g} was allowed. The "
-        "ratio must rise from the fewest to the most learners, and never fall by 2 %.",
+        "The first accuracy is that of dense training. The worst of the others is "
+        f"{behind_or_ahead(worst)} it. Required: at most {POINT:g} point behind, and a ratio that "
+        "rises from the fewest to the most learners and never falls by 2 %.",
     )
 
 
@@ -106,13 +110,15 @@ def _selection(results: Results) -> Outcome:
     lost = [None if one is None else not one for one in level]
     ratios = [ratio(results, label) for label in labels]
     fair = all(1 / FAIR <= own / ratios[0] <= FAIR for own in ratios)
-    behind = " and ".join(f"{label} is {apart(gap)} AdaComp" for label, gap in gaps.items())
+    behind = " and ".join(
+        f"{label} is {behind_or_ahead(gap)} AdaComp" for label, gap in gaps.items()
+    )
     return Outcome(
-        every(*lost) if fair else None,
+        all_hold(*lost) if fair else None,
         ", ".join(points(results, label, 1) for label in labels) + " %",
-        f"{behind[0].upper()}{behind[1:]}; each must be more than {POINT:g} point behind. The "
-        f"ratios are {', '.join(f'{one:.0f}' for one in ratios)}, and may differ "
-        f"{FAIR} times from AdaComp's.",
+        f"{behind[0].upper()}{behind[1:]}. Required: each is more than {POINT:g} point behind. The "
+        f"ratios are {', '.join(f'{one:.0f}' for one in ratios)}; they are comparable if none "
+        f"differs from AdaComp's by more than a factor of {FAIR}.",
     )
 
 
@@ -123,23 +129,23 @@ PAPER = Paper(
         Claim(
             "adacomp/mnist_cnn",
             "A CNN on MNIST has an error of 0.88 % with dense training, and of 0.85 % with AdaComp "
-            "and 8 learners (batch 100, 100 epochs).",
+            "and 8 learners (batches of 100, 100 epochs).",
             "0.88 and 0.85 %",
             recalled=True,
-            ran="The digits network on MNIST, SGD with momentum, batch 96 (8 learners share it), "
-            f"{MNIST.steps} steps.",
-            runs={"dense": MNIST, "AdaComp": by(MNIST, 8)},
+            ran="The digits network on MNIST, SGD with momentum, batches of 96 that 8 learners "
+            f"share, {MNIST.steps} steps.",
+            runs={"dense": MNIST, "AdaComp": compressed(MNIST, 8)},
             check=_mnist,
         ),
         Claim(
             "adacomp/char_lstm",
-            "A character LSTM of two layers on Shakespeare has a loss of 1.73 nats dense, and of "
-            "1.75 with 8 learners (batch 10, 45 epochs).",
+            "A character LSTM of two layers on Shakespeare has a loss of 1.73 nats with dense "
+            "training, and of 1.75 nats with AdaComp and 8 learners (batches of 10, 45 epochs).",
             "1.73 and 1.75 nats",
             recalled=True,
-            ran="Two layers of 256 units on Shakespeare, Adam with a learning rate of 0.004, batch "
-            f"16 (8 learners share it), {LSTM.steps} steps.",
-            runs={"dense": LSTM, "AdaComp": by(LSTM, 8)},
+            ran="Two layers of 256 units on Shakespeare, Adam with a learning rate of 0.004, "
+            f"batches of 16 that 8 learners share, {LSTM.steps} steps.",
+            runs={"dense": LSTM, "AdaComp": compressed(LSTM, 8)},
             check=_lstm,
         ),
         Claim(
@@ -150,21 +156,25 @@ PAPER = Paper(
             recalled=False,
             ran="The compressed run of the first claim, and AdaComp's run of the LSTM with 2 "
             "learners in the table of all methods.",
-            runs={"AdaComp, CNN": by(MNIST, 8), "AdaComp, LSTM": run_of("lstm", 2, "adacomp")},
+            runs={
+                "AdaComp, CNN": compressed(MNIST, 8),
+                "AdaComp, LSTM": run_of("lstm", 2, "adacomp"),
+            },
             check=_kinds,
         ),
         Claim(
             "adacomp/selection",
-            "Local selection and top-k with a fixed share lose accuracy or diverge at ratios at "
+            "Local selection and top-k with a fixed density lose accuracy or diverge, at ratios at "
             "which AdaComp trains.",
             "both lose",
             recalled=True,
             ran="The digits network, SGD with momentum, 8 learners, 440 steps. Local selection and "
-            "top-k have settings that send about as many bytes as AdaComp, which is the first.",
+            "top-k have settings that send about as many bytes as AdaComp. The first accuracy is "
+            "AdaComp's.",
             runs={
                 "dense": DIGITS,
-                "AdaComp": by(DIGITS, 8),
-                **{label: by(DIGITS, 8, method) for label, method in EQUAL.items()},
+                "AdaComp": compressed(DIGITS, 8),
+                **{label: compressed(DIGITS, 8, method) for label, method in EQUAL.items()},
             },
             check=_selection,
         ),
@@ -173,25 +183,28 @@ PAPER = Paper(
             "Training is stable with bins of 50 to 5,000 elements (CIFAR10).",
             "stable",
             recalled=True,
-            ran="The digits network, SGD with momentum, 8 learners, 440 steps; all layers have "
-            "bins of 50, 500 or 5,000.",
+            ran="The digits network, SGD with momentum, 8 learners, 440 steps, and bins of 50, 500 "
+            "or 5,000 elements in all layers.",
             runs={
                 "dense": DIGITS,
-                **{f"bins of {size}": by(DIGITS, 8, f"adacomp(bin_sizes={size})") for size in BINS},
+                **{
+                    f"bins of {size}": compressed(DIGITS, 8, f"adacomp(bin_sizes={size})")
+                    for size in BINS
+                },
             },
             check=_bins,
         ),
         Claim(
             "adacomp/learners",
-            "From 1 to 128 learners that share a batch of 128, the error hardly changes, and the "
-            "ratio rises.",
+            "With 1 to 128 learners that share batches of 128, the error hardly changes, and the "
+            "ratio rises with more learners.",
             "error equal, ratio rises",
             recalled=True,
-            ran=f"The digits network, SGD with momentum, batch 128, {LARGE.steps} steps, with 2, "
-            "8, 32 and 128 learners.",
+            ran=f"The digits network, SGD with momentum, batches of 128, {LARGE.steps} steps, with "
+            "2, 8, 32 and 128 learners.",
             runs={
                 "dense": LARGE,
-                **{f"{count} learners": by(LARGE, count) for count in LEARNERS},
+                **{f"{count} learners": compressed(LARGE, count) for count in LEARNERS},
             },
             check=_learners,
         ),
@@ -201,15 +214,15 @@ PAPER = Paper(
             "learners.",
             "42.7, 32.4 and 28.9 % become 42.9, 32.9 and 29.2 %",
             recalled=True,
-            cannot="ImageNet and its weeks of computing are not here.",
+            cannot="ImageNet is not available here, and would take weeks of computing.",
         ),
         Claim(
             "adacomp/cifar10_and_speech",
-            "A CNN on CIFAR10 has errors of 18.0 and 18.4 %, and a speech network (BN50) equal "
-            "errors.",
+            "A CNN on CIFAR10 has errors of 18.0 % with dense training and 18.4 % with AdaComp, "
+            "and a speech network (BN50) has equal errors.",
             "18.0 and 18.4 %; 59.8 and 59.8 %",
             recalled=True,
-            cannot="CIFAR10 and BN50 are not here.",
+            cannot="CIFAR10 and BN50 are not available here.",
         ),
     ],
 )

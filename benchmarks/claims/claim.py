@@ -85,7 +85,7 @@ class Paper:
     claims: Sequence[Claim]
 
 
-def by(training: Training, learners: int, compressor: str = "adacomp") -> Training:
+def compressed(training: Training, learners: int, compressor: str = "adacomp") -> Training:
     """Returns dense training, done by learners with a method."""
     return dataclasses.replace(training, learners=learners, compressor=compressor)
 
@@ -110,14 +110,14 @@ def within(gap: float, allowed: float = POINT) -> bool | None:
     return None if abs(gap - allowed) < IMAGE else gap < allowed
 
 
-def every(*conditions: bool | None) -> bool | None:
+def all_hold(*conditions: bool | None) -> bool | None:
     """Returns False if a condition fails, and else None if one is not known."""
     if False in conditions:
         return False
     return None if None in conditions else True
 
 
-def apart(gap: float, digits: int = 1, unit: str = "points") -> str:
+def behind_or_ahead(gap: float, digits: int = 1, unit: str = "points") -> str:
     """Returns a gap in words, to be followed by what it is compared with."""
     return f"{abs(gap):.{digits}f} {unit} {'behind' if gap >= 0 else 'ahead of'}"
 
@@ -148,6 +148,11 @@ def later_ratio(record: Record) -> float:
     """Returns the payload ratio in the second half of the run."""
     sent = record["period_payload_bytes"]
     return record["dense_bytes"] / statistics.mean(sent[len(sent) // 2 :])
+
+
+def later_bytes(results: Results, label: str) -> float:
+    """Returns the bytes of a step in the second half of the run: the mean over the seeds."""
+    return ratio(results, label, lambda record: record["dense_bytes"] / later_ratio(record))
 
 
 def ratio(results: Results, label: str, read: Callable[[Record], float] = payload_ratio) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 
 from simulated import Training
 
@@ -14,13 +15,15 @@ from claims.claim import (
     Outcome,
     Paper,
     Results,
-    apart,
-    by,
-    every,
+    all_hold,
+    behind_or_ahead,
+    compressed,
+    later_bytes,
+    later_ratio,
     mean_behind,
-    payload_ratio,
     points,
     qualities,
+    ratio,
     within,
 )
 
@@ -28,34 +31,50 @@ ALIKE_BY = 0.05  # by which a distance varies with the seed, and in the second h
 CHANCE = 20.0  # %; of ten digits, guessing finds 10
 MNIST_POINT = 0.3  # of 10,000 images: twice the deviation of a difference
 SAME = 1.1  # times as many bytes
+LOWEST = 65  # the lowest ratio that the paper has
 
 DIGITS = Training("digits", 1, 0, 440, optimizer="sgd", knows_layers=True)
-ALIKE = Training("digits", 8, 0, 440, "scalecom", "sgd", knows_layers=True, similarity=True)
-FILTERED = "scalecom(beta=0.1)"
-SCALED = 2.0  # times the learning rate; at 8 times, dense training diverges, too
 LARGE = Training("mnist", 1, 0, 120, optimizer="sgd", batch_size=1024, rate=1.5, knows_layers=True)
+WARMUP = 11  # the warm-up is one in so many of the steps: less than a tenth, as in the paper
+BETAS = (1.0, 0.1)
+AT_ONCE = ", without warm-up"
+WITHOUT_WARMUP = {1.0: "scalecom", 0.1: "scalecom(beta=0.1)"}
+SCALED = 2.0  # times the learning rate; at 8 times, dense training diverges, too
 
 
-def _at(rate: float, compressor: str = "scalecom") -> Training:
-    return dataclasses.replace(ALIKE, rate=rate, compressor=compressor)
+def scalecom(steps: int, beta: float = 1.0) -> str:
+    """Returns ScaleCom after the paper's warm-up, in a run of so many steps."""
+    return f"scalecom(beta={beta:g}, warmup_steps={steps // WARMUP})"
+
+
+def _alike(rate: float, beta: float = 1.0) -> Training:
+    method = scalecom(DIGITS.steps, beta)
+    return dataclasses.replace(compressed(DIGITS, 8, method), rate=rate, similarity=True)
+
+
+def _at_once(training: Training, beta: float) -> Training:
+    """Returns a training of ScaleCom from the first step on."""
+    return dataclasses.replace(training, compressor=WITHOUT_WARMUP[beta])
+
+
+def _without(results: Results, labels: Sequence[str]) -> str:
+    reached = (points(results, f"{label}{AT_ONCE}", 1) for label in labels)
+    return f"Without the warm-up, {' and '.join(labels)} reached {' and '.join(reached)} %."
 
 
 def _flat(results: Results) -> Outcome:
-    few, many = (
-        statistics.mean(record["payload_bytes"] for record in results[f"{count} learners"])
-        for count in (8, 64)
-    )
-    worst = max(mean_behind(results, f"{count} learners") for count in (8, 64))
-    ratios = [
-        statistics.mean(map(payload_ratio, results[f"{count} learners"])) for count in (8, 64)
-    ]
+    labels = ("8 learners", "64 learners")
+    few, many = (later_bytes(results, label) for label in labels)
+    worst = max(mean_behind(results, label) for label in labels)
+    ratios = [ratio(results, label, later_ratio) for label in labels]
     return Outcome(
-        every(many <= SAME * few, min(ratios) >= 65, within(worst)),
+        all_hold(many <= SAME * few, min(ratios) >= LOWEST, within(worst)),
         f"{ratios[0]:.0f} and {ratios[1]:.0f} times; "
-        f"{', '.join(points(results, label, 1) for label in results)} %",
-        f"The first accuracy is dense. With 8 and 64 learners a learner gives {few:,.0f} and "
-        f"{many:,.0f} bytes a step, and is {apart(worst)} dense at worst; a ratio of 65 and at "
-        f"most {POINT:g} point were asked for.",
+        f"{', '.join(points(results, label, 1) for label in ('dense', *labels))} %",
+        "The first accuracy is that of dense training. In the second half of the run, each of 8 "
+        f"learners sends {few:,.0f} bytes in a step, and each of 64 learners {many:,.0f}. The "
+        f"worse accuracy is {behind_or_ahead(worst)} dense training. Required: a ratio of at least "
+        f"{LOWEST}, and at most {POINT:g} point behind.",
     )
 
 
@@ -71,17 +90,21 @@ def _larger(one: float, other: float, margin: float) -> bool | None:
 
 
 def _similarity(results: Results) -> Outcome:
-    low, high, filtered = (_distance(results, label) for label in ("low", "high", "filtered"))
+    labels = ("beta = 1", "beta = 0.1")
+    low, high, filtered = (_distance(results, label) for label in ("low", *labels))
     margin = ALIKE_BY / math.sqrt(len(results["low"]))  # of the mean over seeds
-    scaled = {label: points(results, label, 1) for label in ("high", "filtered")}
+    scaled = {label: points(results, label, 1) for label in labels}
     trained = all(min(qualities(results, label)) > CHANCE for label in scaled)
+    larger = (_larger(high, low, margin), _larger(high, filtered, margin))
     return Outcome(
-        every(_larger(high, low, margin), _larger(high, filtered, margin)) if trained else None,
+        all_hold(*larger) if trained else None,
         f"{low:.2f}, {high:.2f} and {filtered:.2f}",
-        "The distance must be larger at the scaled rate than at the low one, and than with "
-        f"beta = 0.1. At the scaled rate, dense training reached {points(results, 'dense', 1)} %, "
-        f"beta = 1 {scaled['high']} and beta = 0.1 {scaled['filtered']} %. Distances that "
-        f"differ by less than {margin:.2f} decide nothing, and neither does a run near chance.",
+        "Required: at the scaled rate and beta = 1, the distance is larger than at the low rate, "
+        "and larger than with beta = 0.1. At the scaled rate, dense training reached "
+        f"{points(results, 'dense', 1)} %, beta = 1 {scaled['beta = 1']} %, and beta = 0.1 "
+        f"{scaled['beta = 0.1']} %. A difference of less than {margin:.2f} decides nothing, and "
+        "neither does a run that is hardly better than guessing. "
+        f"{_without(results, labels)}",
     )
 
 
@@ -91,52 +114,86 @@ def _overlap(results: Results) -> Outcome:
     return Outcome(
         missed <= 0.8,
         f"{missed:.2f}",
-        "The share of the leader's entries that are not among the largest of the sum, in the "
-        "second half of the run. Less is better; at most 0.8 was asked for.",
+        "This is the share of the leader's entries that are not among the largest entries of the "
+        "sum, in the second half of the run. A smaller share is better. Required: at most 0.8.",
     )
 
 
 def _beta(results: Results) -> Outcome:
-    plain, filtered = (mean_behind(results, label) for label in ("beta 1", "beta 0.1"))
+    labels = ("beta = 1", "beta = 0.1")
+    plain, filtered = (mean_behind(results, label) for label in labels)
     return Outcome(
-        filtered <= MNIST_POINT < plain,
-        ", ".join(points(results, label) for label in ("dense", "beta 1", "beta 0.1")) + " %",
-        f"beta = 1 is {apart(plain, 2)} dense, and beta = 0.1 {apart(filtered, 2)} dense. The "
-        f"first must be more than {MNIST_POINT} behind, and the second not.",
+        all_hold(filtered <= MNIST_POINT < plain),
+        ", ".join(points(results, label) for label in ("dense", *labels)) + " %",
+        f"beta = 1 is {behind_or_ahead(plain, 2)} dense training, and beta = 0.1 is "
+        f"{behind_or_ahead(filtered, 2)} it. Required: beta = 1 is more than {MNIST_POINT} points "
+        "behind, and beta = 0.1 is not.",
+    )
+
+
+def _ran_warm_up(steps: int) -> str:
+    return f"a dense warm-up of {steps // WARMUP} steps"
+
+
+def _learners(name: str, compressor: str, begins: str) -> Claim:
+    return Claim(
+        name,
+        "ScaleCom compresses 65 to 400 times with up to 64 learners, without a significant loss of "
+        "accuracy, and the ratio does not fall with more learners.",
+        "65 to 400 times, flat",
+        recalled=False,
+        ran="The digits network with 8 and 64 learners, SGD with momentum, batches of 64, "
+        f"{DIGITS.steps} steps, the paper's rates by layer, and {begins}.",
+        runs={
+            "dense": DIGITS,
+            **{f"{count} learners": compressed(DIGITS, count, compressor) for count in (8, 64)},
+        },
+        check=_flat,
+    )
+
+
+def _large_batch(name: str, compressors: Mapping[float, str], begins: str) -> Claim:
+    return Claim(
+        name,
+        "With a scaled batch and learning rate, beta = 1 loses accuracy, and beta = 0.1 does not.",
+        "beta = 0.1 is level",
+        recalled=True,
+        ran="The digits network on MNIST, SGD with momentum, batches of 1,024, 1.5 times the "
+        f"learning rate, 32 learners, {LARGE.steps} steps, and {begins}.",
+        runs={
+            "dense": LARGE,
+            **{
+                f"beta = {beta:g}": compressed(LARGE, 32, method)
+                for beta, method in compressors.items()
+            },
+        },
+        check=_beta,
     )
 
 
 PAPER = Paper(
     "ScaleCom",
-    "Chen et al., NeurIPS 2020, [arXiv 2104.11125](https://arxiv.org/abs/2104.11125)",
+    "Chen et al., NeurIPS 2020, [arXiv 2104.11125](https://arxiv.org/abs/2104.11125). The paper "
+    "begins with dense gradients, for 1 to 5 epochs and less than a tenth of the training "
+    "(recalled). Runs without this warm-up came first, and did not reproduce the claims. So claims "
+    "were run again with a warm-up of an eleventh of the steps.",
     [
-        Claim(
-            "scalecom/learners",
-            "ScaleCom compresses 65 to 400 times with up to 64 learners, without significant loss "
-            "of accuracy, and the ratio does not fall with the learners.",
-            "65 to 400 times, flat",
-            recalled=False,
-            ran="The digits network, SGD with momentum, batch 64, 440 steps, the paper's rates by "
-            "layer from the first step on, with 8 and 64 learners.",
-            runs={
-                "dense": DIGITS,
-                **{f"{count} learners": by(DIGITS, count, "scalecom") for count in (8, 64)},
-            },
-            check=_flat,
-        ),
+        _learners("scalecom/learners", "scalecom", "compression from the first step on"),
+        _learners("scalecom/learners_warm_up", scalecom(DIGITS.steps), _ran_warm_up(DIGITS.steps)),
         Claim(
             "scalecom/similarity",
             "The cosine distance between the learners' memories falls at a learning rate of 0.01, "
-            "stays high at a scaled one, and falls again with beta = 0.1 (ResNet18, CIFAR10).",
+            "stays high at a scaled rate, and falls again with beta = 0.1 (ResNet18, CIFAR10).",
             "low, high, low",
             recalled=True,
-            ran="The digits network, SGD with momentum, 8 learners, 440 steps, with learning rates "
-            "of 0.01 and 0.1, and of 0.1 with beta = 0.1.",
+            ran=f"The digits network, SGD with momentum, 8 learners, {DIGITS.steps} steps, and "
+            f"{_ran_warm_up(DIGITS.steps)}. The learning rates are 0.01, 0.1, and 0.1 with "
+            "beta = 0.1.",
             runs={
-                "dense": dataclasses.replace(DIGITS, steps=ALIKE.steps, rate=SCALED),
-                "low": _at(0.2),
-                "high": _at(SCALED),
-                "filtered": _at(SCALED, FILTERED),
+                "dense": dataclasses.replace(DIGITS, rate=SCALED),
+                "low": _alike(0.2),
+                **{f"beta = {beta:g}": _alike(SCALED, beta) for beta in BETAS},
+                **{f"beta = {beta:g}{AT_ONCE}": _at_once(_alike(SCALED), beta) for beta in BETAS},
             },
             check=_similarity,
         ),
@@ -145,24 +202,15 @@ PAPER = Paper(
             "Of the leader's entries, 0.6 to 0.8 are not among the largest of the mean over all.",
             "0.6 to 0.8",
             recalled=True,
-            ran="The first run of the claim above.",
-            runs={"low": _at(0.2)},
+            ran="The run at the low learning rate of the claim above.",
+            runs={"low": _alike(0.2)},
             check=_overlap,
         ),
-        Claim(
-            "scalecom/large_batch",
-            "With scaled batch and learning rate, beta = 1 loses accuracy, and beta = 0.1 does "
-            "not.",
-            "beta = 0.1 is level",
-            recalled=True,
-            ran="The digits network on MNIST, SGD with momentum, batch 1,024, 1.5 times the "
-            "learning rate, 32 learners, 120 steps without warm-up.",
-            runs={
-                "dense": LARGE,
-                "beta 1": by(LARGE, 32, "scalecom"),
-                "beta 0.1": by(LARGE, 32, FILTERED),
-            },
-            check=_beta,
+        _large_batch("scalecom/large_batch", WITHOUT_WARMUP, "compression from the first step on"),
+        _large_batch(
+            "scalecom/large_batch_warm_up",
+            {beta: scalecom(LARGE.steps, beta) for beta in BETAS},
+            _ran_warm_up(LARGE.steps),
         ),
         Claim(
             "scalecom/imagenet_wmt_and_speech",
@@ -170,7 +218,7 @@ PAPER = Paper(
             "times; a Transformer on WMT14 and an LSTM on speech lose nothing.",
             "0.1 to 0.6 points",
             recalled=True,
-            cannot="ImageNet, WMT14 and SWB300 are not here.",
+            cannot="ImageNet, WMT14 and SWB300 are not available here.",
         ),
     ],
 )

@@ -131,17 +131,18 @@ def test_patterns_choose_runs_and_the_longest_come_first():
             UNDECIDED,
         ),
         ("scalecom/learners", {}, REPRODUCED),
-        ("scalecom/learners", {"64_learners": {"payload_bytes": 45.0}}, NOT_REPRODUCED),
-        ("scalecom/similarity", {"high": {"cosine_distance": [0.1, 0.8]}}, REPRODUCED),
+        ("scalecom/learners", {"64_learners": {"period_payload_bytes": [0, 45]}}, NOT_REPRODUCED),
+        ("scalecom/learners", {"8_learners": {"period_payload_bytes": [0, 65]}}, NOT_REPRODUCED),
+        ("scalecom/similarity", {"beta_=_1": {"cosine_distance": [0.1, 0.8]}}, REPRODUCED),
         ("scalecom/similarity", {}, UNDECIDED),
-        ("scalecom/similarity", {"high": {"cosine_distance": [0.9, 0.2]}}, NOT_REPRODUCED),
+        ("scalecom/similarity", {"beta_=_1": {"cosine_distance": [0.9, 0.2]}}, NOT_REPRODUCED),
         (
             "scalecom/similarity",  # it has diverged
-            {"high": {"cosine_distance": [0.1, 0.8], "quality": 10.0}},
+            {"beta_=_1": {"cosine_distance": [0.1, 0.8], "quality": 10.0}},
             UNDECIDED,
         ),
         ("scalecom/overlap", {}, REPRODUCED),
-        ("scalecom/large_batch", {"beta_1": {"quality": 97.0}}, REPRODUCED),
+        ("scalecom/large_batch", {"beta_=_1": {"quality": 97.0}}, REPRODUCED),
         ("scalecom/large_batch", {}, NOT_REPRODUCED),  # nothing is lost with beta = 1
         ("lgc/few_bits", {"LGC": {"period_payload_bytes": [80.0, 39.0]}}, REPRODUCED),
         ("lgc/few_bits", {}, NOT_REPRODUCED),

@@ -63,7 +63,8 @@ class ScaleCom(Plannable):
 
     With a `beta` below 1, the residual is low-pass filtered: a sent position releases only this
     share of the replica's residual. Use 0.1 if batch and learning rate are scaled up; otherwise 1,
-    which is plain error feedback.
+    which is plain error feedback. With SGD, momentum and a scaled learning rate, training with 1
+    fails where dense training does not, because entries wait for hundreds of steps.
 
     Args:
         rates: The number of entries per sent entry, 1 to 65536, for all variables or by layer kind
