@@ -14,7 +14,8 @@ from tf_gradcomp.compressors.auto import CANDIDATES
 AUTO = "auto"  # chooses again on each link
 # Without plans, L-GreCo is another of these; and LGC begins with hundreds of dense steps.
 _LEFT_OUT = (compressors.LGreCo.name, compressors.LGC.name)
-METHODS = [name for name in compressors.names() if name not in _LEFT_OUT]
+ALTERNATING = "power_sgd(alternate=True)"  # sends half of PowerSGD's bytes, in one collective
+METHODS = [*(name for name in compressors.names() if name not in _LEFT_OUT), ALTERNATING]
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *METHODS, jobs.NOTHING)
 SOME = (
     *(jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "scalecom", "power_sgd", AUTO, jobs.NOTHING),

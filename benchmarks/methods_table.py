@@ -1,4 +1,4 @@
-"""The table of all methods at their defaults: their runs, and what is read off the records."""
+"""The table of all methods at their defaults: their runs, and the figures from their records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from cells import ALTERNATING
 from encoding import Encoding
 from kernels import METHODS as TIMED
 from output import spread
@@ -16,7 +17,6 @@ from tf_gradcomp import compressors
 
 Record: TypeAlias = dict[str, Any]
 
-ALTERNATING = "power_sgd(alternate=True)"
 METHODS = [
     DENSE,
     *(name for name in compressors.names() if name not in (DENSE, compressors.Auto.name)),

@@ -4,8 +4,9 @@
     python benchmarks/publish.py results/default/network.json results/time-to-accuracy-*.json
 
 Results of `network.py` replace the recorded steps, so give the files of all runs that belong
-together. The same holds for results of `time_to_accuracy.py`. `local_steps_accuracy.py` leaves its
-own records. In a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced.
+together. A result of `time_to_accuracy.py` replaces only the recorded trainings with the same task,
+optimizer, workers and link. `local_steps_accuracy.py` leaves its own records. In a page, the lines
+between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "steps": checklist.steps(found),
         },
         WORTH_IT: {"tables": worth_it.full_tables(found)},
-        SOONER: {"trainings": sooner.details(trained)},
+        SOONER: {"trainings": sooner.details(trained["setups"])},
         LOCAL_STEPS: {"tables": [local_steps_accuracy.tables_of(records.LOCAL_STEPS)]},
         FRONT: {
             "findings": headline.findings(found, trained["setups"]),
@@ -134,7 +135,8 @@ def main(results: tuple[Path, ...]) -> None:
         write({LAST_RUN: {"tables": network_report.markdown(measured)}})
         network_plots.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
     if of_trainings:
-        records.write(records.of_times(of_trainings), records.TIMES)
+        earlier = records.read(records.TIMES)["setups"]
+        records.write(records.of_times(of_trainings, earlier), records.TIMES)
         _take_plots(results)
     write(blocks())
     worth_it_plot.draw(setups(records.read(records.NETWORK)), ROOT / "benchmarks" / "worth-it.png")

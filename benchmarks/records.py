@@ -15,6 +15,8 @@ NETWORK = FOLDER / "network.json"
 TIMES = FOLDER / "time_to_accuracy.json"
 EVIDENCE = FOLDER / "evidence"  # a file for each run
 LOCAL_STEPS = FOLDER / "local_steps"  # a file for each run
+SETUP = ("task", "optimizer", "workers", "delay", "link")  # of a time to accuracy
+PACES = "times of steps"  # where they were measured, if in an earlier run
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _KEPT = ("job", "workers", "link", "contender", "counted_bytes", "carried_bytes", "predicted")
 _DIGITS = 5  # more than a measured time has
@@ -79,13 +81,20 @@ def rounded(value: Any) -> Any:
     return round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
 
 
-def of_times(runs: Sequence[Measured]) -> Measured:
-    """Gathers results of `time_to_accuracy.py`: an entry for each task, workers and link."""
-    return {
-        "about": runs[-1]["about"],
-        "setups": [
-            {**run["what"], "link": link, **of_link}
-            for run in runs
-            for link, of_link in run["links"].items()
-        ],
-    }
+def of_times(runs: Sequence[Measured], earlier: Sequence[Measured] = ()) -> Measured:
+    """Gathers results of `time_to_accuracy.py`: an entry for each task, workers and link.
+
+    Args:
+        runs: Results. They take the place of earlier entries that measured the same.
+        earlier: Entries of the record so far.
+    """
+    found = {_setup(entry): entry for entry in earlier}
+    for run in runs:
+        for link, of_link in run["links"].items():
+            entry = {**run["what"], "link": link, "about": run["about"], **of_link}
+            found[_setup(entry)] = rounded(entry)
+    return {"setups": [*found.values()]}
+
+
+def _setup(entry: Measured) -> tuple[Any, ...]:
+    return *(entry[key] for key in SETUP), entry.get("local_learning_rate")

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from checklist import losses, times
 from network_report import table
-from time_to_accuracy_report import CAST, DENSE, FREE
+from records import PACES
+from time_to_accuracy_report import CAST, DENSE, FREE, HOROVOD
 
 Setup: TypeAlias = Mapping[str, Any]  # a task, workers and a link, with a row for each run
 Ratios: TypeAlias = Sequence[
@@ -84,7 +85,7 @@ def count(setups: Sequence[Setup]) -> Iterator[str]:
                 losses([mean(one.cast) for one in found if one.cast]),
             ]
             for method, found in methods.items()
-            if method not in (DENSE, FREE)
+            if method not in (DENSE, HOROVOD, FREE)
         ),
     )
 
@@ -109,25 +110,28 @@ _COLUMNS = (
 _GOAL = "means over the seeds, with their range; all runs have to reach one figure"
 
 
-def details(trained: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of a table of methods and setups."""
-    about = trained["about"]
-    yield f"On {about['machine']}: {about.get('rows', _GOAL)}."
-    yield ""
-    yield from table(
-        _COLUMNS,
-        (
-            [
-                setup["task"],
-                str(setup["workers"]),
-                setup["link"],
-                one.method,
-                *one.cells,
-            ]
-            for setup in trained["setups"]
-            for one in sooner(setup)
-        ),
-    )
+def details(setups: Sequence[Setup]) -> Iterator[str]:
+    """Yields the lines of a table of methods and setups, for each machine and way of measuring."""
+    of_about: dict[str, list[Setup]] = {}
+    for setup in setups:
+        of_about.setdefault(_measured(setup["about"]), []).append(setup)
+    for about, some in of_about.items():
+        yield from ("", about, "", *table(_COLUMNS, _rows(some)))
+
+
+def _measured(about: Mapping[str, Any]) -> str:
+    """Returns a sentence on the machine, and what the figures are."""
+    timed = about.get(PACES)
+    where = f"steps were timed on {timed['machine']}, and trained on" if timed else "on"
+    sentence = f"{where} {about['machine']}: {about.get('rows', _GOAL)}."
+    return sentence[0].upper() + sentence[1:]
+
+
+def _rows(setups: Sequence[Setup]) -> Iterator[list[str]]:
+    for setup in setups:
+        for one in sooner(setup):
+            name = [setup["task"], str(setup["workers"]), setup["link"], one.method]
+            yield [*name, *one.cells]
 
 
 def _spread(ratios: Ratios) -> str:

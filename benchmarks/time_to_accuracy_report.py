@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from trainings import Run
 from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_places
 
 DENSE = "no_compression"
+HOROVOD = "Horovod"  # dense: each gradient is sent while the others are still computed
 CAST = "cast"
 FREE = "free network"
 MEAN = "mean"  # the file of figures over seeds
-REFERENCES = (DENSE, CAST, FREE)  # what other methods are compared with
+# What other methods are compared with: the best of the dense steps, casts, and a free network.
+REFERENCES = ((DENSE, HOROVOD), (CAST,), (FREE,))
 
 
 def seconds_to(run: Run, goal: float) -> float | None:
@@ -50,7 +52,9 @@ def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
         goal: The figure to reach, the same for all runs.
     """
     rows = []
-    by_name = {(run.method, run.seed): run for run in runs}
+    by_seed: dict[int, dict[str, float | None]] = {run.seed: {} for run in runs}
+    for run in runs:
+        by_seed[run.seed][run.method] = seconds_to(run, goal)
     for run in runs:
         needed = seconds_to(run, goal)
         row = {
@@ -59,9 +63,7 @@ def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
             "seed": run.seed,
             "goal": goal,
             "seconds": needed,
-            **_compared(
-                needed, *(_seconds_to(by_name.get((name, run.seed)), goal) for name in REFERENCES)
-            ),
+            **_compared(needed, by_seed[run.seed]),
             "in the end": run.quality,
             "seconds of a step": float(run.seconds[-1] / run.steps[-1]),
         }
@@ -69,19 +71,20 @@ def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _seconds_to(run: Run | None, goal: float) -> float | None:
-    return run and seconds_to(run, goal)
-
-
-def _compared(
-    needed: float | None, dense: float | None, cast: float | None, free: float | None
-) -> dict[str, Any]:
+def _compared(needed: float | None, of_methods: Mapping[str, float | None]) -> dict[str, Any]:
     """Returns the speed-up over dense and over casts, and its share of a free network's."""
+    dense, cast, free = (_least(of_methods, names) for names in REFERENCES)
     return {
         "times faster": dense / needed if needed and dense else None,
         "than casts": cast / needed if needed and cast else None,
         "of a free network's": free / needed if needed and free else None,
     }
+
+
+def _least(of_methods: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+    """Returns the least seconds of these methods; None if none of them reached the goal."""
+    found = (of_methods.get(name) for name in names)
+    return min((seconds for seconds in found if seconds is not None), default=None)
 
 
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -97,8 +100,8 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seconds of a step": _mean(some, "seconds of a step"),
             "range": [row["seconds"] for row in some],
         }
-    references = [merged[name]["seconds"] if name in merged else None for name in REFERENCES]
-    return [{**row, **_compared(row["seconds"], *references)} for row in merged.values()]
+    seconds = {name: row["seconds"] for name, row in merged.items()}
+    return [{**row, **_compared(row["seconds"], seconds)} for row in merged.values()]
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
@@ -140,6 +143,9 @@ def _needed(row: dict[str, Any]) -> str:
     return f"{row['seconds']:.1f}{between}"
 
 
+_DENSE_LABELS = {DENSE: "dense", HOROVOD: "dense, by Horovod"}
+
+
 def _label(method: str, chosen: str) -> str:
     return f"auto: {chosen}" if method == "auto" else method
 
@@ -160,7 +166,7 @@ def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
         style = "--" if method == FREE else "-"
         axis.plot(some[0].seconds, curves.mean(0), style, color=colour)
         axis.fill_between(some[0].seconds, curves.min(0), curves.max(0), color=colour, alpha=0.15)
-        label = "dense" if method == DENSE else _label(method, some[0].chosen)
+        label = _DENSE_LABELS.get(method) or _label(method, some[0].chosen)
         seconds = [seconds_to(run, goal) for run in some]
         if None in seconds:
             axis.plot([], [], style, color=colour, label=f"{label}: never in {seconds.count(None)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import shlex
 import sys
@@ -102,6 +103,11 @@ class Run:
         return [f"{self.name}-alone{i}.json" for i in range(min(self.workers, cores()))]
 
     @property
+    def file_by_horovod(self) -> str:
+        """The file with the measurements of `Bench.by_horovod`."""
+        return f"{self.name}-horovod.json"
+
+    @property
     def chosen(self) -> str:
         """The compressor of the training: the requested compressor, or the choice of `auto`."""
         choice = self.record.get("compressor") if self.compressor.startswith("auto") else None
@@ -191,6 +197,11 @@ def checked_compressors(
     return names
 
 
+def horovod_installed() -> bool:
+    """Returns whether Horovod is installed for TensorFlow."""
+    return importlib.util.find_spec("horovod") is not None
+
+
 class Bench:
     """Runs trainings one after another and keeps their records in a folder."""
 
@@ -255,6 +266,19 @@ class Bench:
             dataclasses.replace(run, record=record).seconds_per_step for record in records
         )
         return slowest * run.workers / len(files)
+
+    def by_horovod(self, run: Run, args: Sequence[str]) -> float:
+        """Returns the seconds of a step of `run`, dense and by Horovod, in this network."""
+        file = self._folder / run.file_by_horovod
+        if not self._reusable([file], args):
+            network = self._network or Network(run.workers)
+            program = [sys.executable, str(Path(__file__).with_name("horovod_dense.py"))]
+            program += [run.task.name, "--optimizer", run.optimizer, "--seed", str(run.seed)]
+            command = [*program, "--interface", network.interface, *args, "--history", str(file)]
+            with placed_job(command, network, self._threads, _ignore) as job:
+                _check(f"{run.name}, by Horovod,", job.run())
+            _note_arguments(file, args)
+        return dataclasses.replace(run, record=json.loads(file.read_text())).seconds_per_step
 
     def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
         file = self._folder / f"{run.name}.json"

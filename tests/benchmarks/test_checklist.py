@@ -194,7 +194,7 @@ def trained(**sooner_than_dense):
 
 def test_a_run_that_never_reaches_the_goal_loses():
     setup = trained(no_compression=[1, 1], cast=[2, 1.6], adacomp=[4, 8], qsgd=[9, None])
-    text = "\n".join(sooner.details({"about": {"machine": "some"}, "setups": [setup]}))
+    text = "\n".join(sooner.details([{**setup, "about": {"machine": "some"}}]))
     assert "| adacomp | 6.0 (4.0 to 8.0) | 3.5 (2.0 to 5.0) | 60% | 20.0 |" in text
     assert "| qsgd | never in 1 of 2 | never in 1 of 2 |  | 20.0 |" in text
     text = "\n".join(sooner.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])]))

@@ -4,14 +4,21 @@ import dataclasses
 import json
 
 import click
+import comparison
+import keras
+import links
 import pytest
+import records
+import simulated
+import sooner
+import tensorflow as tf
 import time_to_accuracy
 import time_to_accuracy_report as report
 import trainings
 from click.testing import CliRunner
+from comparison import Pace
 from links import Network
-from time_to_accuracy import Pace
-from time_to_accuracy_report import DENSE, FREE
+from time_to_accuracy_report import DENSE, FREE, HOROVOD
 from trainings import DIGITS, TEXT, TRANSFORMER, Run
 
 FREE_PACE = Pace(FREE, FREE, 0.05)
@@ -26,7 +33,7 @@ def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None, local_st
 def compared(*runs, within=0.0):
     """The rows of dense runs, of the same on a free network, and of others."""
     dense = (one for one in runs if one.compressor == DENSE)
-    free = [time_to_accuracy.at_pace(one, FREE_PACE) for one in dense]
+    free = [comparison.at_pace(one, FREE_PACE) for one in dense]
     every = [*runs, *free]
     rows = report.compare(every, report.fixed_goal(every, within))
     return {(row["method"], row["seed"]): row for row in rows}
@@ -64,6 +71,16 @@ def test_near_enough_may_be_as_good(task, best, near):
     assert compared(*runs)["cast", 0]["seconds"] is None
     enough = compared(*runs, within=task.scale * 0.05)["cast", 0]
     assert enough["seconds"] == pytest.approx(5)
+
+
+def test_methods_are_compared_with_the_best_dense_training():
+    curve = [4.0, 3.0, 2.5]
+    slow, fast = (run(TEXT, name, curve, pace) for name, pace in ((DENSE, 1.0), (HOROVOD, 0.5)))
+    rows = compared(slow, fast, run(TEXT, "adacomp", curve, 0.1))
+    found = {name: rows[name, 0]["times faster"] for name in (DENSE, HOROVOD, "adacomp")}
+    assert found == pytest.approx({DENSE: 0.5, HOROVOD: 1, "adacomp": 5})
+    means = {row["method"]: row["times faster"] for row in report.means([*rows.values()])}
+    assert means["adacomp"] == pytest.approx(5)
 
 
 def test_a_goal_that_is_never_reached_is_reported():
@@ -108,7 +125,7 @@ def test_a_link_gives_each_curve_its_pace():
         *(run(TEXT, "adacomp", [3.0, 2.4 + seed], 0.0, seed) for seed in (0, 1)),
     ]
     link = [Pace(DENSE, DENSE, 1.0), Pace("auto", "adacomp", 0.2), FREE_PACE]
-    runs = time_to_accuracy.placed_on(link, curves)
+    runs = comparison.placed_on(link, curves)
     assert [(one.compressor, one.chosen, one.seed) for one in runs] == [
         *((DENSE, DENSE, seed) for seed in (0, 1)),
         *(("auto", "adacomp", seed) for seed in (0, 1)),
@@ -126,7 +143,7 @@ def test_local_steps_count_as_separate_methods():
     ]
     link = [Pace(DENSE, DENSE, 1.0), Pace("top_k", "top_k", 0.5), FREE_PACE]
     link.append(Pace("top_k", "top_k", 0.1, 16))
-    runs = time_to_accuracy.placed_on(link, curves)
+    runs = comparison.placed_on(link, curves)
     rows = {row["method"]: row["seconds"] for row in report.compare(runs, 2.5)}
     assert rows == pytest.approx({DENSE: 20, "top_k": 10, FREE: 1, "top_k, 16 local steps": 2})
     assert curves[2].name == "text-2workers-adam-top_k-16local-seed0"
@@ -139,11 +156,80 @@ def test_only_the_choice_of_auto_takes_the_place_of_what_was_asked_for():
     assert chosen == [asked, recorded]
 
 
+def invoked_with_paces(folder, monkeypatch, *args):
+    """Trains curves that rise evenly, with recorded times of steps."""
+
+    def run_all(self, runs, args, epochs):
+        curve = [0.5 + epoch / 64 for epoch in range(6)]  # binary fractions: sums are exact
+        done = {}
+        for one in runs:
+            faster = one.compressor == "adacomp" and one.seed
+            history = {DIGITS.metric: [*curve[1:], 0.5] if faster else curve}
+            history["seconds_per_step"] = [9.0] * len(history[DIGITS.metric])  # a busy machine
+            done[one] = {"history": history, "steps_per_epoch": 10}
+        return [
+            dataclasses.replace(one, record={**record, "compressor": None, "traffic": None})
+            for one, record in done.items()
+        ]
+
+    monkeypatch.setattr(trainings.Bench, "run_all", run_all)
+    monkeypatch.setattr(links, "network", None)  # no link is needed
+    rows = [(DENSE, DENSE, 1.0), ("auto", "adacomp", 0.2), ("qsgd", "qsgd", None)]
+    rows.append((FREE, FREE, 0.1))
+    names = ("method", "chosen", "seconds of a step")
+    setup = dict(zip(records.SETUP, ("digits", "adam", 2, 0.0, "100 Mbit/s"), strict=True))
+    setup |= {"about": {"machine": "a quiet one"}, "measured": None}
+    setup["rows"] = [dict(zip(names, row, strict=True)) for row in rows]
+    file = folder / "recorded.json"
+    file.write_text(json.dumps({"setups": [setup]}))
+    args = ["digits", *args, "--paces", str(file), "--results", str(folder / "results")]
+    return CliRunner().invoke(time_to_accuracy.main, args)
+
+
+def test_recorded_times_of_steps_are_given_to_new_curves(tmp_path, monkeypatch):
+    done = invoked_with_paces(tmp_path, monkeypatch, "-c", "auto", "--seeds", "2")
+    assert done.exit_code == 0, done.output
+    (file,) = (tmp_path / "results").glob("*.json")
+    result = json.loads(file.read_text())
+    assert result["about"][records.PACES] == {"machine": "a quiet one"}
+    rows = {(r["method"], r["seed"]): r for r in result["links"]["100 Mbit/s"]["rows"]}
+    # The mean of the last five of six points is the fourth point.
+    assert rows[DENSE, 0]["seconds"] == pytest.approx(40)
+    assert rows["auto", 0]["seconds"] == pytest.approx(8)
+    assert rows["auto", 1]["seconds"] == pytest.approx(6)
+    assert [rows["auto", seed]["times faster"] for seed in (0, 1)] == pytest.approx([5, 40 / 6])
+    entry = records.of_times([result])["setups"][0]
+    (found,) = (one for one in sooner.sooner(entry) if one.method == "auto")
+    assert found.cells[0] == "5.8 (5.0 to 6.7)"
+    text = "\n".join(sooner.details([entry]))
+    assert "Steps were timed on a quiet one, and trained on " in text
+
+
+def test_methods_without_a_recorded_time_are_refused(tmp_path, monkeypatch):
+    refused = invoked_with_paces(tmp_path, monkeypatch, "-c", "qsgd")
+    assert refused.exit_code == 2
+    assert "no time of a step is recorded for qsgd" in " ".join(refused.output.split())
+    refused = invoked_with_paces(tmp_path, monkeypatch, "-c", "auto", "--workers", "4")
+    assert "has no times of" in refused.output
+
+
+def test_a_new_result_takes_the_place_of_what_measured_the_same():
+    def result(workers, machine):
+        what = {"task": "digits", "optimizer": "adam", "workers": workers, "delay": 0.0}
+        links = {"1 Gbit/s": {"measured": None, "rows": [{"seconds": 1.0}]}}
+        return {"about": {"machine": machine}, "what": what, "links": links}
+
+    before = records.of_times([result(2, "old"), result(4, "old")])
+    after = records.of_times([result(2, "new")], before["setups"])
+    found = [(entry["workers"], entry["about"]["machine"]) for entry in after["setups"]]
+    assert found == [(2, "new"), (4, "old")]
+
+
 @pytest.mark.parametrize(
     ("local_steps", "epochs", "steps"), [(0, 30, 22), (16, 21, 32), (64, 10, 64), (1000, 2, 1000)]
 )
 def test_epochs_are_whole_rounds(local_steps, epochs, steps):
-    setting = time_to_accuracy.SETTINGS["digits"]
+    setting = comparison.SETTINGS["digits"]
     assert setting.in_rounds(30, local_steps) == (epochs, steps)
 
 
@@ -158,10 +244,10 @@ def test_all_runs_have_equal_epochs_of_whole_rounds(tmp_path, monkeypatch):
             given.append(([one.method for one in runs], args, epochs))
             return runs
 
-    monkeypatch.setattr(time_to_accuracy, "Bench", Bench)
+    monkeypatch.setattr(comparison, "Bench", Bench)
     methods = [(DENSE, 0), ("cast", 0), ("cast", 16), ("cast", 24)]
-    setting = time_to_accuracy.SETTINGS["digits"]
-    compared = time_to_accuracy.Comparison(setting, 2, "adam", methods, 0.0, 0.002, False)
+    setting = comparison.SETTINGS["digits"]
+    compared = comparison.Comparison(setting, 2, "adam", methods, 0.0, 0.002, False)
     assert len(compared.curves(methods, 1, 30, tmp_path)) == 4
     epochs = ["--epochs", "14", "--steps-per-epoch", "48"]
     rate = ["--learning-rate", "0.002"]
@@ -174,7 +260,7 @@ def test_all_runs_have_equal_epochs_of_whole_rounds(tmp_path, monkeypatch):
 
 def test_plot(tmp_path):
     dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
-    free = time_to_accuracy.at_pace(dense, FREE_PACE)
+    free = comparison.at_pace(dense, FREE_PACE)
     runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
     report.plot(runs, 2.45, "100 Mbit/s", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -210,6 +296,24 @@ def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkey
     (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('no such text')")
     with pytest.raises(Exception, match="a worker alone, failed"):
         bench.without_exchange(one, [])
+
+
+@pytest.mark.skipif(not trainings.horovod_installed(), reason="Horovod is not installed.")
+def test_dense_training_by_horovod_is_that_of_one_process(tmp_path):
+    bench = trainings.Bench(tmp_path, False, Network(2), 1)
+    one = Run(DIGITS, 2, "sgd", DENSE, 3)
+    args = ["--epochs", "2", "--steps-per-epoch", "3"]
+    assert bench.by_horovod(one, args) > 0
+    found = json.loads((tmp_path / one.file_by_horovod).read_text())["history"]["val_loss"]
+    keras.utils.set_random_seed(3)
+    alone = simulated.Training("digits", 1, 3, 6, optimizer="sgd")
+    model, rows, held_out = simulated.WORKLOADS["digits"].make(alone)
+    batches = tf.data.Dataset.from_tensor_slices(rows).shuffle(len(rows[0]), seed=3).batch(64)
+    fitted = model.fit(
+        batches.repeat(), epochs=2, steps_per_epoch=3, validation_data=held_out, verbose=0
+    )
+    # Six steps from equal weights, with means that are rounded in another order.
+    assert found == pytest.approx(fitted.history["val_loss"], rel=1e-4)
 
 
 def test_records_of_other_arguments_are_not_reused(tmp_path, monkeypatch):

@@ -1,0 +1,253 @@
+"""Comparisons of the time to an accuracy: their settings, runs, and times of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import links
+from placed import shared_out_threads
+from recorded_paces import RecordedPaces, read
+from time_to_accuracy_report import DENSE, FREE, HOROVOD
+from trainings import DIGITS, TEXT, TRANSFORMER, Bench, Run, Task, horovod_installed
+
+CURVES = "curves"  # folder of whole runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Training settings of a task.
+
+    Attributes:
+        task: The task.
+        epochs: Number of epochs of the dense run.
+        timed: Number of epochs after which steps are timed, because AdaComp sends more in the first
+            epochs.
+        steps: Number of steps in an epoch.
+        decays: Whether the learning rate falls to zero, so that all runs have equally many epochs.
+        within: Largest distance from the dense run's figure that counts as equally good, in the
+            task's unit.
+    """
+
+    task: Task
+    epochs: int
+    timed: int
+    steps: int
+    decays: bool = False
+    within: float = 0.0
+
+    def args(self, epochs: int, whole: int) -> list[str]:
+        """Returns the program's arguments for epochs of whole rounds: see `in_rounds`."""
+        count, steps = self.in_rounds(epochs, whole)
+        return ["--epochs", str(count), "--steps-per-epoch", str(steps)]
+
+    def in_rounds(self, epochs: int, whole: int) -> tuple[int, int]:
+        """Returns the number of longer epochs in place of `epochs`, and the steps in each.
+
+        Args:
+            epochs: Number of epochs of `steps` steps.
+            whole: The new number of steps is a multiple of it; 0 keeps `steps`.
+        """
+        if not whole:
+            return epochs, self.steps
+        steps = whole * math.ceil(self.steps / whole)
+        return max(2, round(epochs * self.steps / steps)), steps
+
+
+SETTINGS = {
+    setting.task.name: setting
+    for setting in (
+        Setting(DIGITS, 30, 10, 22),
+        Setting(TEXT, 20, 2, 200),
+        Setting(TRANSFORMER, 10, 2, 200, decays=True, within=math.log2(1.01)),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Speed at which a method trains on a link.
+
+    Attributes:
+        compressor: The requested compressor.
+        chosen: The compressor that was used; for `auto`, its choice.
+        seconds: Seconds per step.
+        local_steps: Number of steps in a round; 0 for synchronous training.
+    """
+
+    compressor: str
+    chosen: str
+    seconds: float
+    local_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """The times of steps on some links.
+
+    Attributes:
+        paces: The speed of each method, by link.
+        speeds: The measurements of the links that were measured.
+        about: Facts on the machine.
+    """
+
+    paces: Mapping[str, Sequence[Pace]]
+    speeds: Mapping[str, Mapping[str, Any]]
+    about: Mapping[str, Any]
+
+
+def at_pace(curve: Run, pace: Pace) -> Run:
+    """Returns the run as if each of its steps had taken `pace.seconds`."""
+    history = {**curve.record["history"], "seconds_per_step": [pace.seconds] * len(curve.curve)}
+    record = {**curve.record, "history": history, "compressor": pace.chosen}
+    return dataclasses.replace(curve, compressor=pace.compressor, record=record)
+
+
+Method: TypeAlias = tuple[str, int]
+"""A compressor, and the number of local steps; 0 for synchronous training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Comparison of methods with dense training on one task.
+
+    Attributes:
+        setting: The training settings of the task.
+        workers: Number of workers, each with an equal share of the batch.
+        optimizer: Name of the optimizer, as the program takes it.
+        methods: The methods to compare with dense training.
+        delay: The delay of packets in milliseconds.
+        local_rate: The learning rate of runs with local steps; None is the program's own.
+        reuse: Whether to reuse existing records.
+    """
+
+    setting: Setting
+    workers: int
+    optimizer: str
+    methods: Sequence[Method]
+    delay: float
+    local_rate: float | None
+    reuse: bool
+
+    @property
+    def name(self) -> str:
+        """Prefix of the names of the comparison's files."""
+        name = f"time-to-accuracy-{self.setting.task.name}-{self.optimizer}-{self.workers}workers"
+        return name + self._delayed
+
+    @property
+    def _delayed(self) -> str:
+        return f"-{self.delay:g}ms" if self.delay else ""
+
+    def speed(self, link: str) -> str:
+        """Returns a link's part of file names."""
+        return links.SPEEDS.get(link, link) + self._delayed
+
+    def runs(self, methods: Iterable[Method], seeds: int = 1) -> list[Run]:
+        """Returns the runs of some methods, for a number of seeds."""
+        return [
+            Run(self.setting.task, self.workers, self.optimizer, name, seed, local_steps=steps)
+            for name, steps in methods
+            for seed in range(seeds)
+        ]
+
+    @property
+    def timed(self) -> list[Run]:
+        """The runs that are timed on each link, the dense run first."""
+        return self.runs(dict.fromkeys([(DENSE, 0), *self.methods]))
+
+    def paces(self, network: links.Network, link: str, records: Path) -> list[Pace]:
+        """Measures the speed of all methods on a link, and of training on a free network."""
+        network.shape(link)
+        bench = Bench(records / self.speed(link), self.reuse, network, self._threads)
+        count = self.setting.timed
+        free = bench.without_exchange(self.timed[0], self._args(count, 0))
+        return [
+            *(
+                Pace(run.compressor, run.chosen, run.seconds_per_step, run.local_steps)
+                for run in self._run_all(bench, self.timed, count)
+            ),
+            *self._horovod(bench),
+            Pace(FREE, FREE, free),
+        ]
+
+    def _horovod(self, bench: Bench) -> Iterator[Pace]:
+        """Yields the speed of dense training by Horovod, if it is installed."""
+        if horovod_installed():
+            args = self._args(self.setting.timed, 0)
+            yield Pace(HOROVOD, DENSE, bench.by_horovod(self.timed[0], args))
+
+    def recorded(self, file: Path, link: str) -> RecordedPaces:
+        """Reads the recorded speeds on a link of all methods, and of training on a free network."""
+        found = read(
+            file,
+            task=self.setting.task.name,
+            optimizer=self.optimizer,
+            workers=self.workers,
+            delay=self.delay,
+            link=link,
+        )
+        found.check([*(run.method for run in self.timed), FREE])
+        return found
+
+    def as_recorded(self, found: RecordedPaces) -> list[Pace]:
+        """Returns the recorded speeds."""
+        methods = {run.method: (run.compressor, run.local_steps) for run in self.timed}
+        methods |= {name: (name, 0) for name in (HOROVOD, FREE) if name in found.rows}
+        return [
+            Pace(compressor, found.chosen(name), found.seconds(name), steps)
+            for name, (compressor, steps) in methods.items()
+        ]
+
+    def curves(
+        self, methods: Iterable[Method], seeds: int, epochs: int, records: Path
+    ) -> list[Run]:
+        """Runs these methods completely over the loopback, without timing."""
+        bench = Bench(records / CURVES, self.reuse, threads=self._threads)
+        return self._run_all(bench, self.runs(methods, seeds), epochs)
+
+    def _run_all(self, bench: Bench, runs: Sequence[Run], epochs: int) -> list[Run]:
+        done = []
+        count, _ = self.setting.in_rounds(epochs, self._whole)
+        for length, some in itertools.groupby(runs, lambda run: run.local_steps):
+            done += bench.run_all([*some], self._args(epochs, length), count)
+        return done
+
+    def _args(self, epochs: int, local_steps: int) -> list[str]:
+        args = self.setting.args(epochs, self._whole)
+        if local_steps and self.local_rate:
+            args += ["--learning-rate", f"{self.local_rate:g}"]
+        return args
+
+    @property
+    def _whole(self) -> int:
+        """The smallest number of steps that is whole rounds of every length; 0 without rounds."""
+        lengths = [steps for _, steps in self.methods if steps]
+        return math.lcm(*lengths) if lengths else 0
+
+    @property
+    def _threads(self) -> int:
+        return shared_out_threads(self.workers)
+
+
+def placed_on(link: Sequence[Pace], curves: Sequence[Run]) -> list[Run]:
+    """Returns the runs of a link: each method's curves, at its pace on the link."""
+    by_method = {
+        method: [run for run in curves if (run.compressor, run.local_steps) == method]
+        for method in methods_of(link)
+    }
+    return [at_pace(run, pace) for pace in link for run in by_method[_method(pace)]]
+
+
+def methods_of(paces: Iterable[Pace]) -> list[Method]:
+    return list(dict.fromkeys(map(_method, paces)))
+
+
+def _method(pace: Pace) -> Method:
+    """Identifies a run's curve."""
+    dense = pace.compressor in (FREE, HOROVOD)
+    return (DENSE, 0) if dense else (pace.chosen, pace.local_steps)
