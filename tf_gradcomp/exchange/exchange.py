@@ -132,8 +132,6 @@ class GradientExchange(tf.Module):
         self._agreement = GradientAgreement(group)
         self.specs = specs
         self.setup, self.built = setup, True
-        if group.tells_users:
-            announce(setup, self._hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
@@ -199,33 +197,14 @@ class GradientExchange(tf.Module):
         setup.group.check_current()
         if not variables:
             return StepResult([], tf.constant(True), [])
-        members, numbers = [setup.group.member()], self._agreed_numbers(gradients, variables)
-        gradients = self._sums_of_process(gradients, numbers)
+        member = setup.group.member(setup.label)
+        numbers = self._agreed_numbers(gradients, variables)
+        gradients = member.communicator.sums_of_replica(gradients)
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None
-        with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
-            return self.take_step(setup, members, numbers, [gradients], updates, votes=votes)
-
-    def _sums_of_process(self, gradients: Gradients, numbers: Sequence[int]) -> Gradients:
-        """Returns the gradients that this process exchanges, summed over its replicas."""
-        names = [f"{self.setup.label}_{number}" for number in numbers]
-        return self.group.sums_of_processes(gradients, names)
-
-    def reduce_in_lockstep(
-        self,
-        gradients: Sequence[Gradients],
-        variables: Sequence[Any],
-        inner: InnerState | None = None,
-        observe: Observe | None = None,
-    ) -> StepResult:
-        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`."""
-        group = self.group
-        members = [Member(one, rank) for rank, one in enumerate(group.communicators())]
-        numbers = self._agreed_numbers(gradients[0], variables)
-        updates = inner.updates if inner else None
-        with tf.control_dependencies([self._converted(members, numbers, gradients[0], inner)]):
-            return take_step(self.setup, members, numbers, gradients, updates, observe)
+        with tf.control_dependencies([self._converted([member], numbers, gradients, state)]):
+            return self.take_step(setup, [member], numbers, [gradients], updates, votes=votes)
 
     def _converted(
         self,
@@ -245,17 +224,6 @@ class GradientExchange(tf.Module):
         with tf.control_dependencies([converted]):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
-
-    def divided(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
-        """Returns the gradients that are divided before they are exchanged.
-
-        By their places in `variables`, the values are bool scalars: whether the latest step mostly
-        delayed the gradient.
-        """
-        delayed = self.replica().local(self.setup.variables.delayed).read_value()
-        of_each = tf.unstack(delayed)
-        numbers = enumerate(self.numbers.of(variables))
-        return {i: of_each[number] for i, number in numbers if self._forms.is_divided(number)}
 
     def flush(
         self,
@@ -339,6 +307,39 @@ class GradientExchange(tf.Module):
         }
 
 
+def tell_of(exchange: GradientExchange) -> None:
+    """Tells users of a job what differs from what the program's text suggests."""
+    announce(exchange.setup, exchange._hooks.notices())
+
+
+def reduce_in_lockstep(
+    exchange: GradientExchange,
+    gradients: Sequence[Gradients],
+    variables: Sequence[Any],
+    inner: InnerState | None = None,
+    observe: Observe | None = None,
+) -> StepResult:
+    """Takes all replicas of a `LockstepGroup` through one step; see `GradientExchange.reduce`."""
+    communicators = exchange.group.communicators()
+    members = [Member(one, rank) for rank, one in enumerate(communicators)]
+    numbers = exchange._agreed_numbers(gradients[0], variables)
+    updates = inner.updates if inner else None
+    with tf.control_dependencies([exchange._converted(members, numbers, gradients[0], inner)]):
+        return take_step(exchange.setup, members, numbers, gradients, updates, observe)
+
+
+def divided_gradients(exchange: GradientExchange, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
+    """Returns the gradients that are divided before they are exchanged.
+
+    By their places in `variables`, the values are bool scalars: whether the latest step mostly
+    delayed the gradient.
+    """
+    delayed = exchange.replica().local(exchange.setup.variables.delayed).read_value()
+    of_each = tf.unstack(delayed)
+    numbers = enumerate(exchange.numbers.of(variables))
+    return {i: of_each[number] for i, number in numbers if exchange._forms.is_divided(number)}
+
+
 def residual_norm(exchange: GradientExchange) -> float:
     """Returns the norm of the residuals of this process's first replica; 0 without any."""
     return norm([exchange.group.local(r, 0).read_value() for r in exchange.residuals])
@@ -350,8 +351,8 @@ def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
     if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(
             "A warm-up, or a method that alternates with another, needs collectives in a branch, "
-            "which "
-            f"{group.name} does not allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+            f"which {type(tf.distribute.get_strategy()).__name__} does not allow; use "
+            "gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
         )
 
 

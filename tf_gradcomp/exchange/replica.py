@@ -34,8 +34,6 @@ class Replica:
         self.numbers = list(numbers)
         self._local_replica = local_replica
         self._communicator = communicator
-        if communicator:
-            communicator.label = setup.label
 
     @property
     def communicator(self) -> Communicator:

@@ -31,40 +31,38 @@ class Group(abc.ABC):
         local_size: The number of replicas in this process.
         processes: The processes of the job, which also communicate between steps.
         kind: The word for a replica in messages.
-        name: The name of the layer that connects the replicas, for messages.
         by_strategy: Whether a strategy runs the replicas. A strategy creates variables with equal
             values on all replicas, and all processes save and restore together. A program divides
             its loss by the number of replicas; otherwise the gradients are divided.
-        tells_users: Whether messages describe the exchange of gradients to users.
     """
 
-    name: str
     size: int
     local_size: int
     processes: Processes
     kind = "replica"
     by_strategy = True
-    tells_users = True
 
     @abc.abstractmethod
     def check_current(self) -> None:
         """Raises an error if the running code is not executed by this group's replicas."""
 
     @abc.abstractmethod
-    def member(self) -> Member:
-        """The calling replica."""
+    def member(self, label: str = "") -> Member:
+        """Returns the calling replica.
 
-    @abc.abstractmethod
-    def local_replica(self) -> int:
-        """Returns the number of the calling replica among this process's replicas."""
+        `label` distinguishes its collectives from others, if collectives have names.
+        """
 
     @abc.abstractmethod
     def communicators(self) -> list[Communicator]:
         """The communicators of this process's replicas, for use outside a step."""
 
     @abc.abstractmethod
-    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """The component of a variable that belongs to one of this process's replicas."""
+    def local(self, variable: tf.Variable, local_replica: int | None = None) -> tf.Variable:
+        """Returns the component of a variable of one of this process's replicas.
+
+        By default, that is the calling replica.
+        """
 
     @property
     @abc.abstractmethod
@@ -81,13 +79,6 @@ class Group(abc.ABC):
         """The group of all replicas that compute gradients, with each replica as a member."""
         return self
 
-    @abc.abstractmethod
-    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Returns whether a bool scalar is true on all replicas; each replica calls it.
-
-        `label` distinguishes this collective from others, if collectives have names.
-        """
-
     def create(self, make: Callable[[], Result]) -> Result:
         """Calls `make` so that each replica has its own copy of the variables that `make` creates.
 
@@ -103,15 +94,6 @@ class Group(abc.ABC):
         that a merge call received. `reduce` takes the gradients of one replica.
         """
         return tf.distribute.get_strategy().extended.call_for_each_replica
-
-    def sums_of_processes(
-        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns the sums of gradients over the processes that form one replica.
-
-        The names distinguish the collectives of the gradients, and are equal on all processes.
-        """
-        return list(gradients)
 
     def label(self, paths: Sequence[str]) -> str:
         """Returns a label that distinguishes this exchange's collectives from other exchanges'.

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
-from tf_gradcomp.groups import carriers
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.groups.horovod_stalls import watched_progress
@@ -29,8 +28,9 @@ class HorovodCommunicator(Communicator):
     variables of an exchange and the order of its collectives.
     """
 
-    def __init__(self, hvd: Any, process_set: Any) -> None:
+    def __init__(self, hvd: Any, process_set: Any, label: str = "") -> None:
         super().__init__(process_set.size(), process_set.rank())
+        self.label = label
         self._hvd = hvd
         self._process_set = process_set
         self._collectives = 0
@@ -97,7 +97,6 @@ class HorovodGroup(Group):
         ValueError: If Horovod is not initialized, is elastic, or this process is not in the set.
     """
 
-    name = "Horovod"
     local_size = 1
 
     def __init__(self, process_set: Any = None) -> None:
@@ -144,62 +143,23 @@ class HorovodGroup(Group):
         if not self._hvd.is_initialized():
             raise ValueError("Horovod was shut down, so its processes cannot reach each other.")
 
-    def broadcast_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives variables the values of the first rank; all ranks must have the same variables.
-
-        Raises:
-            WorkersDisagreeError: If they have not.
-        """
-        forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
-        self.processes.agree({"next action": "taking the values of the first rank", **forms})
-
-        @tf.function(autograph=False)
-        def take() -> None:
-            for i, variable in enumerate(variables):
-                variable.assign(self._of_first(variable.read_value(), f"gradcomp_first_{i}"))
-
-        take()
-
-    def _of_first(self, value: tf.Tensor, name: str) -> tf.Tensor:
-        bits = self._hvd.broadcast(
-            carriers.encoded(value),
-            self._process_set.ranks[0],
-            name=name,
-            ignore_name_scope=True,
-            process_set=self._process_set,
-        )
-        return carriers.decoded(bits, value.dtype)
-
     def label(self, paths: Sequence[str]) -> str:
         number = self._process_set.process_set_id
         _exchanges[number] += 1
         first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
         return f"{number}_{_exchanges[number]}_{first}"
 
-    def member(self) -> Member:
-        communicator = HorovodCommunicator(self._hvd, self._process_set)
+    def member(self, label: str = "") -> Member:
+        communicator = HorovodCommunicator(self._hvd, self._process_set, label)
         if self._progress:
             self._progress.count_step(())
             communicator.on_event = self._progress.count_event
         return Member(communicator, 0)
 
-    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        false = self._hvd.allreduce(
-            tf.cast(tf.logical_not(flag), tf.int32),
-            op=self._hvd.Sum,
-            name=f"gradcomp_{label}",
-            ignore_name_scope=True,
-            process_set=self._process_set,
-        )
-        return tf.equal(false, 0)
-
-    def local_replica(self) -> int:
-        return 0
-
     def communicators(self) -> list[Communicator]:
-        return [self.member().communicator]
+        return [HorovodCommunicator(self._hvd, self._process_set)]
 
-    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+    def local(self, variable: tf.Variable, local_replica: int | None = None) -> tf.Variable:
         return variable
 
     def _gather(self, value: tf.Tensor) -> tf.Tensor:

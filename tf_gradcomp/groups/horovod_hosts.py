@@ -23,10 +23,12 @@ class _BetweenHosts(HorovodCommunicator):
         leaders: The first rank of each host.
         local: All ranks of this host.
         host: The number of this host.
+        label: Distinguishes these operations from others.
     """
 
-    def __init__(self, hvd: Any, leaders: Any, local: Any, host: int) -> None:
+    def __init__(self, hvd: Any, leaders: Any, local: Any, host: int, label: str) -> None:
         Communicator.__init__(self, len(leaders.ranks), host)
+        self.label = label
         self._hvd = hvd
         self._process_set, self._local = leaders, local
         self._collectives = 0
@@ -42,6 +44,25 @@ class _BetweenHosts(HorovodCommunicator):
         leads = self._process_set.included()
         rows = self._hvd.allgather(values, **between) if leads else values[:0]
         return self._hvd.allgather(rows, **local)
+
+    def sums_of_replica(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """Returns sums over the ranks of this host; slices are concatenated."""
+        if len(self._local.ranks) == 1:
+            return list(gradients)
+        return [self._sum_of_host(gradient) for gradient in gradients]
+
+    def _sum_of_host(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+        if not isinstance(gradient, tf.IndexedSlices):
+            wide, named = tf.cast(gradient, tf.float32), self._named(self._local)
+            return tf.cast(self._hvd.allreduce(wide, op=self._hvd.Sum, **named), gradient.dtype)
+        values, indices = (
+            self._hvd.allgather(part, **self._named(self._local))
+            for part in (tf.cast(gradient.values, tf.float32), gradient.indices)
+        )
+        values = tf.cast(values, gradient.values.dtype)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 class HorovodHosts(HorovodGroup):
@@ -90,38 +111,14 @@ class HorovodHosts(HorovodGroup):
     def all_replicas(self) -> Group:
         return self._ranks
 
-    def member(self) -> Member:
-        return Member(_BetweenHosts(self._hvd, self._leaders, self._local, self._host), 0)
+    def member(self, label: str = "") -> Member:
+        return Member(self._communicator(label), 0)
 
-    def sums_of_processes(
-        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns sums over the ranks of this host; slices are concatenated."""
-        if len(self._local.ranks) == 1:
-            return list(gradients)
-        sums: list[tf.Tensor | tf.IndexedSlices] = []
-        for gradient, name in zip(gradients, names, strict=True):
-            named = {
-                "name": f"gradcomp_host_{name}",
-                "ignore_name_scope": True,
-                "process_set": self._local,
-            }
-            if isinstance(gradient, tf.IndexedSlices):
-                sums.append(self._slices(gradient, named))
-            else:
-                wide = tf.cast(gradient, tf.float32)
-                total = self._hvd.allreduce(wide, op=self._hvd.Sum, **named)
-                sums.append(tf.cast(total, gradient.dtype))
-        return sums
+    def communicators(self) -> list[Communicator]:
+        return [self._communicator()]
 
-    def _slices(self, slices: tf.IndexedSlices, named: dict[str, Any]) -> tf.IndexedSlices:
-        parts = (tf.cast(slices.values, tf.float32), slices.indices)
-        values, indices = (
-            self._hvd.allgather(part, **{**named, "name": f"{named['name']}_{i}"})
-            for i, part in enumerate(parts)
-        )
-        values = tf.cast(values, slices.values.dtype)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
+    def _communicator(self, label: str = "") -> Communicator:
+        return _BetweenHosts(self._hvd, self._leaders, self._local, self._host, label)
 
 
 def _process_set(hvd: Any, ranks: list[int]) -> Any:

@@ -59,7 +59,7 @@ class HostGroup(StrategyGroup):
         # A tensor that is equal on all replicas comes once.
         return _total(parts if len(parts) == replicas else parts * replicas)
 
-    def member(self) -> Member:
+    def member(self, label: str = "") -> Member:
         """The host; raises RuntimeError if a single replica calls, not all replicas together."""
         if tf.distribute.in_cross_replica_context():
             (communicator,) = self.communicators()
@@ -70,16 +70,13 @@ class HostGroup(StrategyGroup):
             "exchange by Group.each_replica in a merge_call."
         )
 
-    def local_replica(self) -> int:
-        return 0
-
     def communicators(self) -> list[Communicator]:
         launcher = tf_private.launcher_of_workers(self.strategy)
         worker = tf_private.rank(self.strategy, 0) // self._replicas.local_size
         return [CollectiveCommunicator(launcher, self.size, worker)]
 
-    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """The variable itself; an assignment changes the copies of all replicas."""
+    def local(self, variable: tf.Variable, local_replica: int | None = None) -> tf.Variable:
+        """Returns the variable itself; an assignment changes the copies of all replicas."""
         return variable
 
     @property

@@ -113,9 +113,7 @@ class LockstepVariable:
 class LockstepGroup(Group):
     """Replicas of one process that take each step together."""
 
-    name = "the learners of a simulation"
     kind = "learner"
-    tells_users = False
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
@@ -124,19 +122,16 @@ class LockstepGroup(Group):
     def check_current(self) -> None:
         """Allows every caller."""
 
-    def member(self) -> Member:
+    def member(self, label: str = "") -> Member:
         """Refuses, because no replica runs alone."""
         raise RuntimeError("Replicas in lockstep take a step together.")
-
-    def local_replica(self) -> int:
-        return 0
 
     def communicators(self) -> list[Communicator]:
         return lockstep_communicators(self.size)
 
-    def local(self, variable: Any, local_replica: int) -> tf.Variable:
+    def local(self, variable: Any, local_replica: int | None = None) -> tf.Variable:
         if isinstance(variable, LockstepVariable):
-            return variable.variables[local_replica]
+            return variable.variables[local_replica or 0]
         return variable
 
     def create(self, make: Callable[[], Result]) -> Result:
@@ -149,9 +144,6 @@ class LockstepGroup(Group):
 
         with tf.variable_creator_scope(create):
             return make()
-
-    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        return flag
 
     @property
     def is_collective(self) -> bool:

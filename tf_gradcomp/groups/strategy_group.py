@@ -35,7 +35,6 @@ class StrategyGroup(Group):
                 "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
             )
         self.strategy = strategy
-        self.name = type(strategy).__name__
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
 
@@ -59,16 +58,9 @@ class StrategyGroup(Group):
                 "it; build the optimizer inside `with strategy.scope():`."
             )
 
-    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        if self.size == 1:
-            return flag
+    def member(self, label: str = "") -> Member:
         context = tf.distribute.get_replica_context()
-        false = tf.cast(tf.logical_not(flag), tf.int32)
-        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, false), 0)
-
-    def member(self) -> Member:
-        context = tf.distribute.get_replica_context()
-        local_replica = self.local_replica()
+        local_replica = tf_private.local_replica_id(context)
         # In eager execution the replicas of a process run one after another.
         in_step = self.local_size == 1 or not tf.executing_eagerly()
         communicator: Communicator
@@ -87,13 +79,10 @@ class StrategyGroup(Group):
         progress = getattr(self.strategy, "progress", None)
         return progress.count_event if progress else None
 
-    def local_replica(self) -> int:
-        return tf_private.local_replica_id(tf.distribute.get_replica_context())
-
     def communicators(self) -> list[Communicator]:
         if not self.is_collective:
             raise ValueError(
-                f"Under {self.name} there is no network whose collectives could "
+                f"Under {type(self.strategy).__name__} there is no network whose collectives could "
                 "be timed to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a "
                 "compressor."
             )
@@ -104,7 +93,9 @@ class StrategyGroup(Group):
             for i in range(self.local_size)
         ]
 
-    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+    def local(self, variable: tf.Variable, local_replica: int | None = None) -> tf.Variable:
+        if local_replica is None:
+            local_replica = tf_private.local_replica_id(tf.distribute.get_replica_context())
         return self.strategy.experimental_local_results(variable)[local_replica]
 
     @functools.cached_property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.groups import carriers
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodGroup
 from tf_gradcomp.keras.common.compressed import Compressed
@@ -48,7 +49,26 @@ def broadcast_initial_state(model: keras.Model) -> None:
     shared = {
         id(v): native(v) for v in state if not any(is_per_process(v, one) for one in optimizers)
     }
-    group.broadcast_from_first(list(shared.values()))
+    _take_values_of_first(group, list(shared.values()))
+
+
+def _take_values_of_first(group: Group, variables: Sequence[tf.Variable]) -> None:
+    """Gives variables the values of the first rank; refuses ranks with other variables."""
+    forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
+    group.processes.agree({"next action": "taking the values of the first rank", **forms})
+    (communicator,) = group.all_replicas.communicators()
+    communicator.label = "first"
+
+    @tf.function(autograph=False)
+    def take() -> None:
+        for variable in variables:
+            value = variable.read_value()
+            bits = carriers.encoded(value)
+            of_first = communicator.broadcast(tf.reshape(bits, [-1]), tf.constant(0))
+            of_first = tf.reshape(of_first, tf.shape(bits))
+            variable.assign(carriers.decoded(of_first, value.dtype))
+
+    take()
 
 
 def ranks_of(model: keras.Model) -> Group | None:

@@ -83,7 +83,7 @@ class Accumulation(tf.Module):
     def _take_share(self) -> None:
         group = self._group
         for own, inner in zip(self.accumulators, self._inner, strict=True):
-            total = group.local(inner.value, group.local_replica())
+            total = group.local(inner.value)
             own.assign_add(total.read_value() / group.size)
             total.assign(tf.zeros_like(total))
 

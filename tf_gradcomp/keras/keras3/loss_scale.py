@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import divided
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.compressed import Compressed
 from tf_gradcomp.keras.common.inner import in_loss_scaler
@@ -82,11 +83,19 @@ def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor
     compressed = next(exchanging_in(scaler), None)
     if compressed is not None:
         exchange = compressed.exchange
-        return exchange.group.all_replicas.true_on_all(finite, f"{exchange.setup.label}_flag")
+        return _true_on_all(exchange.group.all_replicas, finite, f"{exchange.setup.label}_flag")
     context = tf.distribute.get_replica_context()
     if context is None or not isinstance(context.strategy, CheckedStrategy):
         return finite
-    return StrategyGroup(context.strategy).true_on_all(finite, "finite")
+    return _true_on_all(StrategyGroup(context.strategy), finite, "finite")
+
+
+def _true_on_all(group: Group, flag: tf.Tensor, label: str) -> tf.Tensor:
+    """Returns whether a bool scalar is true on all replicas; each replica calls it."""
+    if group.size == 1:
+        return flag
+    false = tf.cast(tf.logical_not([flag]), tf.int32)
+    return tf.equal(group.member(label).communicator.all_reduce(false)[0], 0)
 
 
 def _is_wrapper(optimizer: Any) -> bool:
