@@ -9,7 +9,9 @@ from tf_gradcomp.compressors import Cast
 
 @pytest.mark.parametrize("dtype", ["float32", "half", None, 16], ids=repr)
 def test_other_dtypes_are_refused(dtype):
-    with pytest.raises(ValueError, match="Cast: dtype must be one of float16, bfloat16; received"):
+    with pytest.raises(
+        ValueError, match="Cast: dtype must be one of 'float16', 'bfloat16'; received"
+    ):
         Cast(dtype)
 
 

@@ -111,7 +111,7 @@ def test_trains_as_the_exact_choice_of_the_largest_entries():
     [
         ({"density": 0}, "density must be a number above 0 and up to 1; received 0"),
         ({"density": "0.1"}, "density must be"),
-        ({"rows": 2}, "rows must be 1, 3 or 5; received 2"),
+        ({"rows": 2}, "rows must be one of 1, 3, 5; received 2"),
         ({"columns": 0}, "columns must be a whole number from 1 to 1024"),
         ({"candidates": 2.0}, "candidates must be a whole number"),
         ({"seed": -1}, "seed must be a whole number from 0"),

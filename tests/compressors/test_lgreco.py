@@ -503,7 +503,10 @@ def test_one_replica_has_nothing_to_plan():
         ({"budget": -1}, "budget must be a number of at least 0; received -1"),
         ({"budget": math.nan}, "budget must be a number"),
         ({"budget": "1"}, "budget must be a number"),
-        ({"reference": "steady"}, "reference must be 'uniform' or 'accordion'; received 'steady'"),
+        (
+            {"reference": "steady"},
+            "reference must be one of 'uniform', 'accordion'; received 'steady'",
+        ),
     ],
 )
 def test_impossible_plans_are_refused(arguments, message):

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tf_gradcomp.compressors.per_variable import PerVariable
+from tf_gradcomp.compressors.per_variable import PerVariable, Valid
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 DEFAULTS = {kind: 10 * (i + 1) for i, kind in enumerate(LAYER_KINDS)}
 
 
 def setting(given=DEFAULTS, overrides=None):
-    expected = lambda value: "" if value in range(1, 1000) else "from 1 to 999"  # noqa: E731
-    return PerVariable("Method: sizes", given, DEFAULTS, overrides, expected)
+    valid = Valid("from 1 to 999", lambda value: value in range(1, 1000))
+    return PerVariable("Method: sizes", given, DEFAULTS, overrides, valid)
 
 
 def spec(kind="dense", path="dense/kernel"):

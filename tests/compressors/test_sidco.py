@@ -78,7 +78,9 @@ def test_densities_out_of_range_are_refused(density):
 
 
 def test_other_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="SIDCo: distribution must be one of pareto, exponential"):
+    with pytest.raises(
+        ValueError, match="SIDCo: distribution must be one of 'pareto', 'exponential'"
+    ):
         SIDCo(distribution="normal")
     with pytest.raises(ValueError, match="received 'gamma'"):
         SIDCo(distribution="gamma")

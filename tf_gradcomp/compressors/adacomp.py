@@ -13,7 +13,13 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    PerVariable,
+    Valid,
+    as_float32,
+    is_number,
+    whole_number,
+)
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, geometric, is_planned
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import (
@@ -26,6 +32,11 @@ from tf_gradcomp.policy import (
 )
 
 MAX_BIN_SIZE = 16383
+_BIN_SIZE = whole_number(1, MAX_BIN_SIZE)
+_FACTOR = Valid(
+    "a number of at least 1, and finite as float32",
+    lambda factor: is_number(factor) and 1 <= as_float32(factor) < math.inf,
+)
 SENT_WHOLE = 0  # in place of a bin size, to the ops
 _DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 500, VECTOR: 500}
 
@@ -78,9 +89,9 @@ class AdaComp(Plannable):
     ) -> None:
         super().__init__(**warmup)
         self.bin_sizes = PerVariable(
-            "AdaComp: bin_sizes", bin_sizes, _DEFAULT_BIN_SIZES, overrides, _expected_bin_size
+            "AdaComp: bin_sizes", bin_sizes, _DEFAULT_BIN_SIZES, overrides, _BIN_SIZE
         )
-        self.scale_factor = _checked_scale_factor(scale_factor)
+        self.scale_factor = float(_FACTOR.checked("AdaComp: scale_factor", scale_factor))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Elements in a bin of each variable; 0 if it is sent whole."""
@@ -147,17 +158,3 @@ class AdaComp(Plannable):
             "overrides": self.bin_sizes.overrides,
             **super().get_config(),
         }
-
-
-def _checked_scale_factor(scale_factor: float) -> float:
-    if not is_number(scale_factor) or not 1 <= as_float32(scale_factor) < math.inf:
-        raise ValueError(
-            "AdaComp: scale_factor must be a number of at least 1, and finite as float32; received "
-            f"{scale_factor!r}."
-        )
-    return float(scale_factor)
-
-
-def _expected_bin_size(size: Any) -> str:
-    good = is_whole_number(size, 1, MAX_BIN_SIZE)
-    return "" if good else f"a whole number from 1 to {MAX_BIN_SIZE}"

@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.digests import MIXING
-from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    SHARE,
+    PerVariable,
+    Valid,
+    is_whole_number,
+    whole_number,
+)
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -87,20 +93,14 @@ class ArcTopK(Plannable):
             density,
             dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
             overrides,
-            _expected_density,
+            SHARE,
         )
-        if not is_whole_number(block, 1, _MOST_ENTRIES):
-            raise ValueError(
-                f"ArcTopK: block must be a whole number from 1 to {_MOST_ENTRIES}; received "
-                f"{block!r}."
-            )
-        if not is_whole_number(rank, 1, block) or block % rank:
-            raise ValueError(
-                f"ArcTopK: rank must be a whole number that divides block, {block}; received "
-                f"{rank!r}."
-            )
-        self.rank = rank
-        self.block = block
+        self.block = whole_number(1, _MOST_ENTRIES).checked("ArcTopK: block", block)
+        divides = Valid(
+            f"a whole number that divides block, {block}",
+            lambda rank: is_whole_number(rank, 1, block) and block % rank == 0,
+        )
+        self.rank = divides.checked("ArcTopK: rank", rank)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Returns the number of blocks that are sent of each variable; 0 if it is summed whole."""
@@ -351,7 +351,3 @@ def _signs(step: tf.Tensor, count: int) -> tf.Tensor:
     mixed = (mixed ^ tf.bitwise.right_shift(mixed, 32)) * MIXING
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 40), 1)
     return 1.0 - 2.0 * tf.cast(bits, tf.float32)
-
-
-def _expected_density(density: Any) -> str:
-    return "" if is_share(density) else "a number above 0 and up to 1"

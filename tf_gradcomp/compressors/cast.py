@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.per_variable import one_of
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.sums import sum_as
 from tf_gradcomp.policy import GradientSpec
@@ -41,11 +42,7 @@ class Cast(Compressor):
 
     def __init__(self, dtype: str = "float16", **warmup: Any) -> None:
         super().__init__(**warmup)
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"Cast: dtype must be one of {', '.join(_DTYPES)}; received {dtype!r}."
-            )
-        self.dtype = dtype
+        self.dtype = one_of(*_DTYPES).checked("Cast: dtype", dtype)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Returns nothing: this method keeps no state."""

@@ -8,10 +8,15 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.per_variable import Valid, is_number
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.sums import zero_if_too_large
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
+CHUNK_SHARE = Valid(  # of entries, if one of each chunk is sent
+    f"a number from 1/{MAX_CHUNK_SIZE} to 1",
+    lambda share: is_number(share) and 1 / MAX_CHUNK_SIZE <= share <= 1,
+)
 FLOAT_BITS = 32
 SUMMED_BITS = 16
 

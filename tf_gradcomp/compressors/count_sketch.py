@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.per_variable import is_share, is_whole_number
+from tf_gradcomp.compressors.per_variable import SEED, SHARE, one_of, whole_number
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.sums import zero_if_too_large
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
-_ROWS = (1, 3, 5)
-_MOST_FACTOR = 1024
+_ROWS = one_of(1, 3, 5)
+_FACTOR = whole_number(1, 1024)
 
 
 class _Plan(NamedTuple):
@@ -74,27 +74,11 @@ class CountSketch(Compressor):
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
-        if not is_share(density):
-            raise ValueError(
-                f"CountSketch: density must be a number above 0 and up to 1; received {density!r}."
-            )
-        if not is_whole_number(rows, 1, max(_ROWS)) or rows not in _ROWS:
-            raise ValueError(f"CountSketch: rows must be 1, 3 or 5; received {rows!r}.")
-        for setting, value in (("columns", columns), ("candidates", candidates)):
-            if not is_whole_number(value, 1, _MOST_FACTOR):
-                raise ValueError(
-                    f"CountSketch: {setting} must be a whole number from 1 to {_MOST_FACTOR}; "
-                    f"received {value!r}."
-                )
-        if not is_whole_number(seed, 0, 2**63 - 1):
-            raise ValueError(
-                f"CountSketch: seed must be a whole number from 0 to 2^63 - 1; received {seed!r}."
-            )
-        self.density = float(density)
-        self.rows = rows
-        self.columns = columns
-        self.candidates = candidates
-        self.seed = seed
+        self.density = float(SHARE.checked("CountSketch: density", density))
+        self.rows = _ROWS.checked("CountSketch: rows", rows)
+        self.columns = _FACTOR.checked("CountSketch: columns", columns)
+        self.candidates = _FACTOR.checked("CountSketch: candidates", candidates)
+        self.seed = SEED.checked("CountSketch: seed", seed)
 
     def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
         """Returns True for the variables in the sketch."""

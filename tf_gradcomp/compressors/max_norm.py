@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
+from tf_gradcomp.compressors.chunked import CHUNK_SHARE
+from tf_gradcomp.compressors.per_variable import SEED, PerVariable, Valid, is_whole_number
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
 from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
-from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.ops.payload import MAX_NORM
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
@@ -84,20 +84,10 @@ class MaxNormQuantization(Plannable):
         if bits is not None and not isinstance(bits, Mapping):
             bits = {kind: bits for kind in LAYER_KINDS if kind != VECTOR}
         self.bits: PerVariable[Bits] = PerVariable(
-            "MaxNormQuantization: bits", bits, _DEFAULT_BITS, overrides, _expected_bits
+            "MaxNormQuantization: bits", bits, _DEFAULT_BITS, overrides, _BITS
         )
-        if density is not None and not (is_number(density) and 1 / MAX_CHUNK_SIZE <= density <= 1):
-            raise ValueError(
-                "MaxNormQuantization: density must be a number from 1/65536 to 1, or None; "
-                f"received {density!r}."
-            )
-        if not is_whole_number(seed, 0, 2**63 - 1):
-            raise ValueError(
-                "MaxNormQuantization: seed must be a whole number from 0 to 2^63 - 1; received "
-                f"{seed!r}."
-            )
-        self.density = density
-        self._seed = seed
+        self.density = CHUNK_SHARE.or_none().checked("MaxNormQuantization: density", density)
+        self._seed = SEED.checked("MaxNormQuantization: seed", seed)
         self._chunk_size = round(1 / (density or 1))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -262,15 +252,17 @@ class MaxNormQuantization(Plannable):
         )
 
 
-def _expected_bits(bits: Any) -> str:
+def _are_bits(bits: Any) -> bool:
     first, *finer = bits if isinstance(bits, (list, tuple)) and bits else [bits]
     good = is_whole_number(first, MIN_BITS, MAX_BITS) and len(finer) <= 1
-    if good and all(is_whole_number(one, first + 1, MAX_FINER_BITS) for one in finer):
-        return ""
-    return (
-        f"a whole number from {MIN_BITS} to {MAX_BITS}, or a pair of such a number and a larger "
-        f"number up to {MAX_FINER_BITS}"
-    )
+    return good and all(is_whole_number(one, first + 1, MAX_FINER_BITS) for one in finer)
+
+
+_BITS = Valid(
+    f"a whole number from {MIN_BITS} to {MAX_BITS}, or a pair of such a number and a larger "
+    f"number up to {MAX_FINER_BITS}",
+    _are_bits,
+)
 
 
 def _as_lists(values: Mapping[str, Bits | None]) -> dict[str, int | list[int] | None]:

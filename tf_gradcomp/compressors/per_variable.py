@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,63 @@ Value = TypeVar("Value")
 Given: TypeAlias = Value | Mapping[str, Value | None] | None
 
 
+class Valid(NamedTuple):
+    """The valid values of a setting."""
+
+    expected: str  # what a valid value is, for messages
+    holds: Callable[[Any], bool]  # returns whether a value is valid
+
+    def checked(self, what: str, value: Any) -> Any:
+        """Returns a value of `what`, such as `"QSGD: seed"`; raises ValueError if not valid."""
+        if not self.holds(value):
+            raise ValueError(f"{what} must be {self.expected}; received {value!r}.")
+        return value
+
+    def or_none(self) -> Valid:
+        """Returns these values and None."""
+        return Valid(f"{self.expected}, or None", lambda value: value is None or self.holds(value))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether `value` is an int or a float, and not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_float32(value: float) -> float:
+    """Returns the number as native ops see it: infinite if too large, 0 if too small."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
+
+
+def is_share(value: Any) -> bool:
+    """Returns whether `value` is a number above 0 and up to 1."""
+    return is_number(value) and 0 < value <= 1
+
+
+def is_whole_number(value: Any, smallest: int, largest: int) -> bool:
+    """Returns whether `value` is an int, not a bool, from `smallest` to `largest`."""
+    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
+
+
+def whole_number(smallest: int, largest: int) -> Valid:
+    """Returns the whole numbers from `smallest` to `largest`."""
+    expected = f"a whole number from {smallest} to {largest}"
+    return Valid(expected, lambda value: is_whole_number(value, smallest, largest))
+
+
+def one_of(*values: int | str) -> Valid:
+    """Returns the given values."""
+    expected = f"one of {', '.join(map(repr, values))}"
+    return Valid(expected, lambda value: type(value) in (int, str) and value in values)
+
+
+BOOL = Valid("True or False", lambda value: isinstance(value, bool))
+SHARE = Valid("a number above 0 and up to 1", is_share)
+SEED = Valid(
+    "a whole number from 0 to 2^63 - 1", lambda value: is_whole_number(value, 0, 2**63 - 1)
+)
+
+
 class PerVariable(Generic[Value]):
     """The values of a setting, such as the size of a bin, for all variables.
 
@@ -26,8 +83,7 @@ class PerVariable(Generic[Value]):
         defaults: The default values, by layer kind.
         overrides: Value by regular expression over variable paths, with precedence over `given`;
             the first expression that is found anywhere in the path counts.
-        check: Returns a description of the expected value, or an empty text if the value is valid.
-            None is always valid: the variable is sent whole.
+        valid: The valid values, besides None: the variable is sent whole.
     """
 
     def __init__(
@@ -36,10 +92,10 @@ class PerVariable(Generic[Value]):
         given: Given[Value],
         defaults: Mapping[str, Value | None],
         overrides: Mapping[str, Value | None] | None,
-        check: Callable[[Value], str],
+        valid: Valid,
     ) -> None:
         self._what = what
-        self._check = check
+        self._valid = valid
         self.by_kind = {**defaults}
         if isinstance(given, Mapping):
             for kind, value in given.items():
@@ -67,11 +123,10 @@ class PerVariable(Generic[Value]):
             self._check_value(value, " among the choices")
 
     def _check_value(self, value: Any, of_what: str) -> None:
-        expected = "" if value is None else self._check(value)
-        if expected:
+        if value is not None and not self._valid.holds(value):
             raise ValueError(
-                f"{self._what}{of_what} must be {expected}, or None to send variables whole; "
-                f"received {value!r}."
+                f"{self._what}{of_what} must be {self._valid.expected}, or None to send variables "
+                f"whole; received {value!r}."
             )
 
     def _check_kind(self, kind: str) -> None:
@@ -88,27 +143,6 @@ class PerVariable(Generic[Value]):
             raise ValueError(
                 f"{self._what}: {pattern!r} in overrides is not a regular expression: {error}."
             ) from None
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether `value` is an int or a float, and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def as_float32(value: float) -> float:
-    """Returns the number as native ops see it: infinite if too large, 0 if too small."""
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(value))
-
-
-def is_share(value: Any) -> bool:
-    """Returns whether `value` is a number above 0 and up to 1."""
-    return is_number(value) and 0 < value <= 1
-
-
-def is_whole_number(value: Any, smallest: int, largest: int) -> bool:
-    """Returns whether `value` is an int, not a bool, from `smallest` to `largest`."""
-    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
 
 
 class HasSettings(Compressor):

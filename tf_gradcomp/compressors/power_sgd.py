@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import BOOL, PerVariable, Valid, is_whole_number
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -31,6 +31,7 @@ FACTORS = (FACTOR, ALTERNATING_FACTOR)
 SENT_WHOLE = 0  # in place of a rank, to the ops
 LARGEST_GRAM = 2048  # rows of a matrix whose eigenvalues are computed
 _POWER_ITERATIONS = 5
+_RANK = Valid("a whole number of at least 1", lambda rank: is_whole_number(rank, 1, sys.maxsize))
 _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 
 
@@ -84,11 +85,9 @@ class PowerSGD(Plannable):
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
-        if not isinstance(alternate, bool):
-            raise ValueError(f"PowerSGD: alternate must be True or False; received {alternate!r}.")
-        self.alternate = alternate
+        self.alternate = BOOL.checked("PowerSGD: alternate", alternate)
         self.has_gpu_kernels = not alternate
-        self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _expected_rank)
+        self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _RANK)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
@@ -225,10 +224,6 @@ def _matrix(spec: GradientSpec) -> tuple[int, int]:
     """Rows and columns of a variable as a matrix."""
     *rows, columns = spec.shape or (1,)
     return math.prod(rows), columns
-
-
-def _expected_rank(rank: Any) -> str:
-    return "" if is_whole_number(rank, 1, sys.maxsize) else "a whole number of at least 1"
 
 
 def _captured(matrix: np.ndarray, rank: int) -> np.ndarray:

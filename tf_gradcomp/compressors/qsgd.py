@@ -12,7 +12,14 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    BOOL,
+    SEED,
+    PerVariable,
+    Valid,
+    is_whole_number,
+    whole_number,
+)
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
@@ -20,6 +27,11 @@ from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 MIN_BITS, MAX_BITS = 2, 8
 BUCKET_STEP, MAX_BUCKET_SIZE = 32, 65536
 SENT_WHOLE = 0  # in place of bits, to the ops
+_BITS = whole_number(MIN_BITS, MAX_BITS)
+_BUCKET_SIZE = Valid(
+    f"a multiple of {BUCKET_STEP} up to {MAX_BUCKET_SIZE}",
+    lambda size: is_whole_number(size, 1, MAX_BUCKET_SIZE) and size % BUCKET_STEP == 0,
+)
 _QUANTIZED = tuple(kind for kind in LAYER_KINDS if kind != VECTOR)
 
 
@@ -79,22 +91,10 @@ class QSGD(Plannable):
         if bits is not None and not isinstance(bits, Mapping):
             bits = dict.fromkeys(_QUANTIZED, bits)
         defaults = {**dict.fromkeys(_QUANTIZED, 4), VECTOR: None}
-        self.bits = PerVariable("QSGD: bits", bits, defaults, overrides, _expected_bits)
-        good_size = is_whole_number(bucket_size, BUCKET_STEP, MAX_BUCKET_SIZE)
-        if not good_size or bucket_size % BUCKET_STEP:
-            raise ValueError(
-                f"QSGD: bucket_size must be a multiple of {BUCKET_STEP} up to {MAX_BUCKET_SIZE}; "
-                f"received {bucket_size!r}."
-            )
-        if not isinstance(stochastic, bool):
-            raise ValueError(f"QSGD: stochastic must be True or False; received {stochastic!r}.")
-        if not is_whole_number(seed, 0, 2**63 - 1):
-            raise ValueError(
-                f"QSGD: seed must be a whole number from 0 to 2^63 - 1; received {seed!r}."
-            )
-        self.bucket_size = bucket_size
-        self.stochastic = stochastic
-        self.seed = seed
+        self.bits = PerVariable("QSGD: bits", bits, defaults, overrides, _BITS)
+        self.bucket_size = _BUCKET_SIZE.checked("QSGD: bucket_size", bucket_size)
+        self.stochastic = BOOL.checked("QSGD: stochastic", stochastic)
+        self.seed = SEED.checked("QSGD: seed", seed)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Bits of a level of each variable; 0 if it is sent whole."""
@@ -159,8 +159,3 @@ class QSGD(Plannable):
             "seed": self.seed,
             **super().get_config(),
         }
-
-
-def _expected_bits(bits: Any) -> str:
-    good = is_whole_number(bits, MIN_BITS, MAX_BITS)
-    return "" if good else f"a whole number from {MIN_BITS} to {MAX_BITS}"

@@ -9,20 +9,17 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.chunked import CHUNK_SHARE, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.per_variable import (
+    SEED,
     HasSettings,
     PerVariable,
-    is_number,
-    is_whole_number,
 )
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01
 _SENT_WHOLE = 1  # a chunk of one entry
-_LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
 
 
 class RandomK(HasSettings):
@@ -71,13 +68,9 @@ class RandomK(HasSettings):
             density,
             dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
             overrides,
-            _expected_density,
+            CHUNK_SHARE,
         )
-        if not is_whole_number(seed, 0, 2**63 - 1):
-            raise ValueError(
-                f"RandomK: seed must be a whole number from 0 to 2^63 - 1; received {seed!r}."
-            )
-        self.seed = seed
+        self.seed = SEED.checked("RandomK: seed", seed)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
@@ -100,11 +93,3 @@ class RandomK(HasSettings):
             "overrides": self.density.overrides,
             **super().get_config(),
         }
-
-
-def _expected_density(density: Any) -> str:
-    return (
-        ""
-        if is_number(density) and _LEAST_DENSITY <= density <= 1
-        else "a number from 1/65536 to 1"
-    )

@@ -13,7 +13,14 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.digests import leader
-from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    PerVariable,
+    Valid,
+    as_float32,
+    is_number,
+    is_whole_number,
+    one_of,
+)
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -36,6 +43,14 @@ from tf_gradcomp.policy import (
 )
 
 RULE = "rule"
+_RATE = Valid(
+    f"a whole number from 1 to {MAX_CHUNK_SIZE}, or {RULE!r}",
+    lambda rate: rate == RULE or is_whole_number(rate, 1, MAX_CHUNK_SIZE),
+)
+_BETA = Valid(
+    "a number above 0, also as float32, and at most 1",
+    lambda beta: is_number(beta) and 0 < as_float32(beta) <= 1,
+)
 _DEFAULT_RATES: dict[str, int | str | None] = {
     CONVOLUTION: RULE,
     DENSE: RULE,
@@ -112,20 +127,10 @@ class ScaleCom(Plannable):
     ) -> None:
         super().__init__(**warmup)
         self.rates: PerVariable[int | str] = PerVariable(
-            "ScaleCom: rates", rates, _DEFAULT_RATES, overrides, _expected_rate
+            "ScaleCom: rates", rates, _DEFAULT_RATES, overrides, _RATE
         )
-        if not is_number(beta) or not 0 < as_float32(beta) <= 1:
-            raise ValueError(
-                "ScaleCom: beta must be a number above 0, also as float32, and at most 1; received "
-                f"{beta!r}."
-            )
-        self.beta = self.residual_scale = float(beta)
-        if not is_whole_number(value_bits, 1, FLOAT_BITS) or value_bits not in VALUE_BITS:
-            raise ValueError(
-                f"ScaleCom: value_bits must be one of {', '.join(map(str, VALUE_BITS))}; received "
-                f"{value_bits!r}."
-            )
-        self.value_bits = value_bits
+        self.beta = self.residual_scale = float(_BETA.checked("ScaleCom: beta", beta))
+        self.value_bits = one_of(*VALUE_BITS).checked("ScaleCom: value_bits", value_bits)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
@@ -194,11 +199,6 @@ class ScaleCom(Plannable):
             "value_bits": self.value_bits,
             **super().get_config(),
         }
-
-
-def _expected_rate(rate: Any) -> str:
-    good = rate == RULE or is_whole_number(rate, 1, MAX_CHUNK_SIZE)
-    return "" if good else f"a whole number from 1 to {MAX_CHUNK_SIZE}, or {RULE!r}"
 
 
 def _rate(spec: GradientSpec, rate: int | str | None) -> int:

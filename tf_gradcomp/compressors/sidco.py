@@ -11,14 +11,15 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import is_number, is_whole_number
+from tf_gradcomp.compressors.per_variable import Valid, is_share, one_of, whole_number
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.ops.payload import SIDCO
 from tf_gradcomp.policy import GradientSpec
 
 _FIRST_DENSITY = 0.25  # of the first of several stages
 _FEWEST_ELEMENTS = 1024  # of a variable whose threshold is estimated
-_MOST_STAGES = 20
+_DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
+_STAGES = whole_number(1, 20)
 _LEAST_CAP = 64
 
 
@@ -65,22 +66,9 @@ class SIDCo(Compressor):
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
-        if not is_number(density) or not 0 < density < 1:
-            raise ValueError(
-                f"SIDCo: density must be a number above 0 and below 1; received {density!r}."
-            )
-        if distribution not in _FITS:
-            raise ValueError(
-                f"SIDCo: distribution must be one of {', '.join(_FITS)}; received {distribution!r}."
-            )
-        if stages is not None and not is_whole_number(stages, 1, _MOST_STAGES):
-            raise ValueError(
-                f"SIDCo: stages must be a whole number from 1 to {_MOST_STAGES}, or None; received "
-                f"{stages!r}."
-            )
-        self.density = float(density)
-        self.distribution = distribution
-        self.stages = stages
+        self.density = float(_DENSITY.checked("SIDCo: density", density))
+        self.distribution = one_of(*_FITS).checked("SIDCo: distribution", distribution)
+        self.stages = _STAGES.or_none().checked("SIDCo: stages", stages)
         by_density = 1 + max(0, math.ceil(math.log10(_FIRST_DENSITY / self.density)))
         self._stages = by_density if stages is None else stages
 

@@ -21,11 +21,13 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.chunked import FLOAT_BITS
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import (
+    SHARE,
     PerVariable,
+    Valid,
     as_float32,
     is_number,
-    is_share,
     is_whole_number,
+    one_of,
 )
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
@@ -35,6 +37,16 @@ from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of entries, to the ops
 _DEFAULT_DENSITY = 0.01
+_MOMENTUM = Valid(
+    "a number from 0 to below 1, also as float32", lambda m: is_number(m) and 0 <= as_float32(m) < 1
+)
+_NORM = Valid(
+    "a number above 0, also as float32", lambda n: is_number(n) and 0 < as_float32(n) < math.inf
+)
+_CHUNK = Valid(
+    f"a power of two from 2 to {MAX_CHUNK_SIZE}",
+    lambda chunk: is_whole_number(chunk, 2, MAX_CHUNK_SIZE) and not chunk & (chunk - 1),
+)
 
 
 class TopK(Plannable):
@@ -114,23 +126,15 @@ class TopK(Plannable):
             density,
             dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
             overrides,
-            _expected_density,
+            SHARE,
         )
-        if not is_number(momentum) or not 0 <= as_float32(momentum) < 1:
-            raise ValueError(
-                "TopK: momentum must be a number from 0 to below 1, also as float32; received "
-                f"{momentum!r}."
-            )
-        if clip_norm is not None and not (
-            is_number(clip_norm) and 0 < as_float32(clip_norm) < math.inf
-        ):
-            raise ValueError(
-                "TopK: clip_norm must be a number above 0, also as float32, or None; received "
-                f"{clip_norm!r}."
-            )
-        self.momentum = float(momentum)
+        self.momentum = float(_MOMENTUM.checked("TopK: momentum", momentum))
+        _NORM.or_none().checked("TopK: clip_norm", clip_norm)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
-        self._coding = _checked_coding(chunk, value_bits)
+        self._coding = Coding(
+            _CHUNK.or_none().checked("TopK: chunk", chunk),
+            one_of(*VALUE_BITS).checked("TopK: value_bits", value_bits),
+        )
         plain = self._coding.is_plain
         self.has_gpu_kernels = not self.momentum and self.clip_norm is None and plain
 
@@ -230,22 +234,3 @@ class TopK(Plannable):
         return ops.momentum_correction(
             velocities, inputs.gradients, momentum=self.momentum, clip_norm=clip_norm
         )
-
-
-def _checked_coding(chunk: Any, value_bits: Any) -> Coding:
-    if not is_whole_number(value_bits, 1, FLOAT_BITS) or value_bits not in VALUE_BITS:
-        raise ValueError(
-            f"TopK: value_bits must be one of {', '.join(map(str, VALUE_BITS))}; received "
-            f"{value_bits!r}."
-        )
-    good = is_whole_number(chunk, 2, MAX_CHUNK_SIZE) and not chunk & (chunk - 1)
-    if chunk is not None and not good:
-        raise ValueError(
-            f"TopK: chunk must be a power of two from 2 to {MAX_CHUNK_SIZE}, or None; received "
-            f"{chunk!r}."
-        )
-    return Coding(chunk, value_bits)
-
-
-def _expected_density(density: Any) -> str:
-    return "" if is_share(density) else "a number above 0 and up to 1"

@@ -22,12 +22,18 @@ from tf_gradcomp.compressors.lgc.settings import (
     PARAMETER_SERVER,
     PhaseSettings,
 )
-from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    SHARE,
+    PerVariable,
+    Valid,
+    is_whole_number,
+    one_of,
+)
 from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
 
 _DENSITY = 0.001
-_MOST_STEPS = 2**31
+_STEPS = Valid("a whole number of at least 1", lambda steps: is_whole_number(steps, 1, 2**31))
 _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
 
 
@@ -113,18 +119,13 @@ class LGC(Phased):
         **warmup: Any,
     ) -> None:
         super().__init__(**{"warmup_steps": dense_steps, **warmup})
-        self.pattern = _one_of("pattern", pattern, (ALL_REDUCE, PARAMETER_SERVER))
+        self.pattern = one_of(ALL_REDUCE, PARAMETER_SERVER).checked("LGC: pattern", pattern)
         self.density = _density(density, overrides)
-        if not is_whole_number(training_steps, 1, _MOST_STEPS):
-            raise ValueError(
-                "LGC: training_steps must be a whole number of at least 1; received "
-                f"{training_steps!r}."
-            )
-        self.training_steps = training_steps
-        self.innovation = _share("innovation", innovation)
-        self.order = _one_of("order", order, ORDERS)
-        self.latent_dtype = _one_of("latent_dtype", latent_dtype, (FLOAT32, FLOAT16))
-        self.guard = _share("guard", guard)
+        self.training_steps = _STEPS.checked("LGC: training_steps", training_steps)
+        self.innovation = float(SHARE.checked("LGC: innovation", innovation))
+        self.order = one_of(*ORDERS).checked("LGC: order", order)
+        self.latent_dtype = one_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
+        self.guard = float(SHARE.checked("LGC: guard", guard))
         innovations = pattern == PARAMETER_SERVER
         self.architecture = Architecture.of(autoencoder).checked_weights(innovations)
         self.phase_settings = PhaseSettings(
@@ -201,22 +202,4 @@ def _density(
     default = dict.fromkeys(_KINDS, _DENSITY) | dict.fromkeys((EMBEDDING, VECTOR))
     if not isinstance(given, Mapping):
         given = dict.fromkeys(_KINDS, given)
-    return PerVariable("LGC: density", given, default, overrides, _expected_density)
-
-
-def _expected_density(density: Any) -> str:
-    return "" if is_share(density) else "a number above 0 and up to 1"
-
-
-def _share(name: str, value: Any) -> float:
-    if not is_share(value):
-        raise ValueError(f"LGC: {name} must be a number above 0 and up to 1; received {value!r}.")
-    return float(value)
-
-
-def _one_of(name: str, value: Any, values: Sequence[str]) -> str:
-    if value not in values:
-        raise ValueError(
-            f"LGC: {name} must be one of {', '.join(map(repr, values))}; received {value!r}."
-        )
-    return str(value)
+    return PerVariable("LGC: density", given, default, overrides, SHARE)

@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.base import (
 )
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.lgreco.stored_plan import StoredPlan
-from tf_gradcomp.compressors.per_variable import HasSettings
+from tf_gradcomp.compressors.per_variable import HasSettings, Valid, is_number, one_of
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.protocols import (
@@ -32,6 +32,7 @@ from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"
+_BUDGET = Valid("a number of at least 0", lambda budget: is_number(budget) and budget >= 0)
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
@@ -98,14 +99,8 @@ class LGreCo(HasSettings):
             raise ValueError("LGreCo: choices has no values; give some, or None for a range.")
         for kind in LAYER_KINDS:  # reports invalid values now
             self.choices(dataclasses.replace(_PLANNABLE, kind=kind))
-        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
-            raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
-        self.budget = float(budget)
-        if reference not in (UNIFORM, ACCORDION):
-            raise ValueError(
-                f"LGreCo: reference must be {UNIFORM!r} or {ACCORDION!r}; received {reference!r}."
-            )
-        self.reference = reference
+        self.budget = float(_BUDGET.checked("LGreCo: budget", budget))
+        self.reference = one_of(UNIFORM, ACCORDION).checked("LGreCo: reference", reference)
         self.plan = StoredPlan(self.method, self.values, keeps_norms=reference == ACCORDION)
         self.residual_scale = residual_scale(self.method)
         self.helped_by_precondition = self.method.helped_by_precondition
