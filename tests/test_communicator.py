@@ -20,7 +20,7 @@ def sums(dtype="float32"):
     given = [np.arange(ELEMENTS) % 97, np.arange(ELEMENTS) % 89]
 
     def all_reduce(values):
-        return current_group().member().communicator.sum(AllReduce(values))
+        return current_group().communicator().sum(AllReduce(values))
 
     run = tf.function(lambda values: strategy.run(all_reduce, (values,)), autograph=False)
     values = per_replica(strategy, [tf.constant(one, dtype) for one in given])
@@ -50,7 +50,7 @@ def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
     length = tf.Variable(ELEMENTS)
 
     def all_reduce():
-        return current_group().member().communicator.sum(AllReduce(tf.ones([length])))
+        return current_group().communicator().sum(AllReduce(tf.ones([length])))
 
     run = tf.function(lambda: strategy.run(all_reduce), autograph=False)
     for answer in strategy.experimental_local_results(run()):

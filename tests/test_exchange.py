@@ -47,14 +47,14 @@ class Exchanging:
         self.reduced = {}
 
     def reduce(self, gradients, variables=None):
-        member = current_group().member()
-        self.reduced[member.local_replica], self.finite, *_ = self.exchange.reduce(
+        communicator = current_group().communicator()
+        self.reduced[communicator.local_replica], self.finite, *_ = self.exchange.reduce(
             gradients, variables or self.variables
         )
 
     def reduce_nothing(self):
-        member = current_group().member()
-        self.reduced[member.local_replica], *_ = self.exchange.reduce([], [])
+        communicator = current_group().communicator()
+        self.reduced[communicator.local_replica], *_ = self.exchange.reduce([], [])
 
     def step(self, gradients):
         stepper(self.strategy, self.reduce, graph=False)(gradients)
@@ -337,7 +337,7 @@ def test_one_replica_takes_any_dtype():
 
 
 def test_without_a_strategy_the_group_is_one_replica():
-    assert (current_group().size, current_group().name) == (1, "_DefaultDistributionStrategy")
+    assert current_group().size == 1
 
 
 def test_the_exchange_is_described_once(caplog):
@@ -485,9 +485,9 @@ def test_a_warm_up_sends_the_residual_in_any_units(beta):
     reduced = tf.Variable(tf.zeros((20, 30)))
 
     def reduce(grads):
-        member = current_group().member()
+        communicator = current_group().communicator()
         (total,), *_ = exchange.reduce(grads, [variable])
-        if member.local_replica == 0:
+        if communicator.local_replica == 0:
             reduced.assign(total)
 
     step = stepper(strategy, reduce)
@@ -506,9 +506,9 @@ def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
         exchange.build(tables)
 
     def reduce(grads):
-        member = current_group().member()
+        communicator = current_group().communicator()
         slices = tf.IndexedSlices(grads[0], tf.range(rows) % 4, tf.constant([4, 2]))
-        exchange.reduce([slices], [tables[member.local_replica]])
+        exchange.reduce([slices], [tables[communicator.local_replica]])
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="sum different vectors"):
         stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)

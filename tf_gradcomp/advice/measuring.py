@@ -24,7 +24,8 @@ from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange.gradients import Gradients
 from tf_gradcomp.exchange.setup import Candidate, Setup
 from tf_gradcomp.exchange.step import StepResult
-from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.policy import GradientSpec
 
 _SIGNAL = signal.SIGUSR1
@@ -60,14 +61,14 @@ class Measuring:
 
         def timed(
             setup: Setup,
-            members: Sequence[Member],
+            communicators: Sequence[Communicator],
             numbers: Sequence[int],
             gradients: Sequence[Gradients],
             updates: tf.Tensor | None,
             votes: tf.Tensor | None = None,
         ) -> StepResult:
             own, seconds = self._before(gradients[0])
-            result = take_step(setup, members, numbers, [own], updates, votes=votes)
+            result = take_step(setup, communicators, numbers, [own], updates, votes=votes)
             summed = self._after(result.gradients, seconds)
             return StepResult(summed, result.finite, result.sent, result.votes)
 
@@ -84,10 +85,10 @@ class Measuring:
     def _after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
         """Records that gradients are exchanged; the slowest replica's computing time counts."""
         bits = tf.bitcast(seconds[tf.newaxis, tf.newaxis], tf.int32)
-        member = self._group.member()
+        communicator = self._group.communicator()
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            of_all = tf.bitcast(member.communicator.all_gather(bits), tf.float32)
-            if member.local_replica:  # the first counts the steps of this process
+            of_all = tf.bitcast(communicator.all_gather(bits), tf.float32)
+            if communicator.local_replica:  # the first counts the steps of this process
                 return list(reduced)
             noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
         with tf.control_dependencies([noted]):

@@ -34,8 +34,9 @@ from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS, GradientAgreement
+from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.ops import library
@@ -197,30 +198,30 @@ class GradientExchange(tf.Module):
         setup.group.check_current()
         if not variables:
             return StepResult([], tf.constant(True), [])
-        member = setup.group.member(setup.label)
+        communicator = setup.group.communicator(setup.label)
         numbers = self._agreed_numbers(gradients, variables)
-        gradients = member.communicator.sums_of_replica(gradients)
+        gradients = communicator.sums_of_replica(gradients)
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None
-        with tf.control_dependencies([self._converted([member], numbers, gradients, state)]):
-            return self.take_step(setup, [member], numbers, [gradients], updates, votes=votes)
+        with tf.control_dependencies([self._converted([communicator], numbers, gradients, state)]):
+            return self.take_step(setup, [communicator], numbers, [gradients], updates, votes=votes)
 
     def _converted(
         self,
-        members: Sequence[Member],
+        communicators: Sequence[Communicator],
         numbers: Sequence[int],
         gradients: Gradients,
         inner: InnerState | None,
     ) -> tf.Tensor:
         """Converts state of a job with other settings; the step must wait for the result."""
         dense = self._forms.check(numbers, gradients)
-        replicas = [Replica(self.setup, numbers, member.local_replica) for member in members]
+        replicas = [Replica(self.setup, numbers, one.local_replica) for one in communicators]
         # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
         alone = self.group.all_replicas.local_size == 1
         by_python = alone and not tf.config.list_logical_devices("GPU")
         converted = convert_restored(replicas, inner, dense, by_python=by_python)
-        local_replica = members[0].local_replica
+        local_replica = communicators[0].local_replica
         with tf.control_dependencies([converted]):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
@@ -321,11 +322,12 @@ def reduce_in_lockstep(
 ) -> StepResult:
     """Takes all replicas of a `LockstepGroup` through one step; see `GradientExchange.reduce`."""
     communicators = exchange.group.communicators()
-    members = [Member(one, rank) for rank, one in enumerate(communicators)]
     numbers = exchange._agreed_numbers(gradients[0], variables)
     updates = inner.updates if inner else None
-    with tf.control_dependencies([exchange._converted(members, numbers, gradients[0], inner)]):
-        return take_step(exchange.setup, members, numbers, gradients, updates, observe)
+    with tf.control_dependencies(
+        [exchange._converted(communicators, numbers, gradients[0], inner)]
+    ):
+        return take_step(exchange.setup, communicators, numbers, gradients, updates, observe)
 
 
 def divided_gradients(exchange: GradientExchange, variables: Sequence[Any]) -> dict[int, tf.Tensor]:

@@ -20,7 +20,6 @@ from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
-from tf_gradcomp.groups.group import Member
 
 Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaStep]]
 
@@ -40,7 +39,7 @@ class StepResult(NamedTuple):
 
 def take_step(
     setup: Setup,
-    members: Sequence[Member],
+    communicators: Sequence[Communicator],
     numbers: Sequence[int],
     gradients: Sequence[Gradients],
     updates: tf.Tensor | None = None,
@@ -51,7 +50,7 @@ def take_step(
 
     Args:
         setup: The parts of the exchange.
-        members: The replicas.
+        communicators: The communicators of the replicas.
         numbers: The places, in the setup, of the gradients of this step.
         gradients: Each replica's gradients.
         updates: The number of updates that the inner optimizer has made, if gradients are divided.
@@ -59,7 +58,7 @@ def take_step(
             compressor runs, and returns the steps.
         votes: bool [votes], bits that travel with the dense gradients of each replica.
     """
-    replicas = [Replica(setup, numbers, m.local_replica, m.communicator) for m in members]
+    replicas = [Replica(setup, numbers, one.local_replica, one) for one in communicators]
     places = range(len(numbers))
     slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
     dense = [i for i in places if i not in slices]
@@ -73,7 +72,6 @@ def take_step(
         sent = _sum_slices(replicas, slices, gradients, sums)
         finite = all_finite([sums[place] for place in slices])
     if dense:
-        communicators = [replica.communicator for replica in replicas]
         with contextlib.ExitStack() as on_host:
             steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
             if observe:

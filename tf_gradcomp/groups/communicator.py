@@ -61,6 +61,7 @@ class Communicator:
     Attributes:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
+        local_replica: This replica's number among the replicas of its process.
         ahead: This replica's variable of `WordsAhead`, which `all_gather_padded` sets for the next
             step. None if the process has several replicas, which would wait for each other in a
             branch.
@@ -78,9 +79,10 @@ class Communicator:
     all_reduce: Callable[[tf.Tensor], tf.Tensor]
     broadcast: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-    def __init__(self, size: int, rank: tf.Tensor | int) -> None:
+    def __init__(self, size: int, rank: tf.Tensor | int, local_replica: int = 0) -> None:
         self.size = size
         self.rank = rank
+        self.local_replica = local_replica
         self.ahead: tf.Variable | None = None
         self.label = ""
         self.on_event: Callable[[Sequence[tf.Tensor]], None] | None = None
@@ -199,8 +201,10 @@ def measures_per_step(
 class CollectiveCommunicator(Communicator):
     """TensorFlow's collectives, launched directly from one replica, in a graph or eagerly."""
 
-    def __init__(self, launcher: Any, size: int, rank: tf.Tensor | int) -> None:
-        super().__init__(size, rank)
+    def __init__(
+        self, launcher: Any, size: int, rank: tf.Tensor | int, local_replica: int = 0
+    ) -> None:
+        super().__init__(size, rank, local_replica)
         self._launcher = launcher
         self.all_gather = tf_private.all_gather_of(launcher)
         self.all_reduce = tf_private.all_reduce_of(launcher)
@@ -218,7 +222,11 @@ class ReplicaContextCommunicator(Communicator):
     """
 
     def __init__(self, context: tf.distribute.ReplicaContext) -> None:
-        super().__init__(context.num_replicas_in_sync, context.replica_id_in_sync_group)
+        super().__init__(
+            context.num_replicas_in_sync,
+            context.replica_id_in_sync_group,
+            tf_private.local_replica_id(context),
+        )
         self.all_gather = functools.partial(context.all_gather, axis=0)
         self.all_reduce = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
 

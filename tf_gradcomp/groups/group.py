@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,14 +12,6 @@ from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.processes import Processes
 
 Result = TypeVar("Result")
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A replica in one step."""
-
-    communicator: Communicator  # reaches the other replicas; a new one for each step
-    local_replica: int  # which of this process's replicas it is
 
 
 class Group(abc.ABC):
@@ -47,8 +38,8 @@ class Group(abc.ABC):
         """Raises an error if the running code is not executed by this group's replicas."""
 
     @abc.abstractmethod
-    def member(self, label: str = "") -> Member:
-        """Returns the calling replica.
+    def communicator(self, label: str = "") -> Communicator:
+        """Returns the communicator of the calling replica, for one step.
 
         `label` distinguishes its collectives from others, if collectives have names.
         """
@@ -76,7 +67,7 @@ class Group(abc.ABC):
 
     @property
     def all_replicas(self) -> Group:
-        """The group of all replicas that compute gradients, with each replica as a member."""
+        """The group of all replicas that compute gradients, each replica by itself."""
         return self
 
     def create(self, make: Callable[[], Result]) -> Result:

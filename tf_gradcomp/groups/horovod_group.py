@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp import horovod_here
 from tf_gradcomp.groups.communicator import Communicator
-from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_stalls import watched_progress
 from tf_gradcomp.groups.processes import Processes
 
@@ -149,12 +149,12 @@ class HorovodGroup(Group):
         first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
         return f"{number}_{_exchanges[number]}_{first}"
 
-    def member(self, label: str = "") -> Member:
+    def communicator(self, label: str = "") -> Communicator:
         communicator = HorovodCommunicator(self._hvd, self._process_set, label)
         if self._progress:
             self._progress.count_step(())
             communicator.on_event = self._progress.count_event
-        return Member(communicator, 0)
+        return communicator
 
     def communicators(self) -> list[Communicator]:
         return [HorovodCommunicator(self._hvd, self._process_set)]

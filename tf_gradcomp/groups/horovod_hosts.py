@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.groups.communicator import Communicator
-from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodCommunicator, HorovodGroup
 
 # Horovod refuses a second set of the same ranks.
@@ -111,13 +111,10 @@ class HorovodHosts(HorovodGroup):
     def all_replicas(self) -> Group:
         return self._ranks
 
-    def member(self, label: str = "") -> Member:
-        return Member(self._communicator(label), 0)
-
     def communicators(self) -> list[Communicator]:
-        return [self._communicator()]
+        return [self.communicator()]
 
-    def _communicator(self, label: str = "") -> Communicator:
+    def communicator(self, label: str = "") -> Communicator:
         return _BetweenHosts(self._hvd, self._leaders, self._local, self._host, label)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.groups.communicator import CollectiveCommunicator, Communicator
-from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
@@ -59,12 +59,12 @@ class HostGroup(StrategyGroup):
         # A tensor that is equal on all replicas comes once.
         return _total(parts if len(parts) == replicas else parts * replicas)
 
-    def member(self, label: str = "") -> Member:
-        """The host; raises RuntimeError if a single replica calls, not all replicas together."""
+    def communicator(self, label: str = "") -> Communicator:
+        """Returns the host's communicator; raises RuntimeError if a single replica calls alone."""
         if tf.distribute.in_cross_replica_context():
             (communicator,) = self.communicators()
             communicator.on_event = self._counter_of_events()
-            return Member(communicator, 0)
+            return communicator
         raise RuntimeError(
             "The replicas of a host exchange gradients together, across replicas: call the "
             "exchange by Group.each_replica in a merge_call."

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
 from tf_gradcomp.groups.communicator import Communicator
-from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.processes import Processes
 
 
@@ -69,7 +69,7 @@ class LockstepCommunicator(Communicator):
     """
 
     def __init__(self, size: int, rank: int, meetings: list[_Meeting]) -> None:
-        super().__init__(size, rank)
+        super().__init__(size, rank, rank)
         self._meetings = meetings
 
     def meet(self, requests: Sequence[Request]) -> None:
@@ -122,7 +122,7 @@ class LockstepGroup(Group):
     def check_current(self) -> None:
         """Allows every caller."""
 
-    def member(self, label: str = "") -> Member:
+    def communicator(self, label: str = "") -> Communicator:
         """Refuses, because no replica runs alone."""
         raise RuntimeError("Replicas in lockstep take a step together.")
 

@@ -14,7 +14,7 @@ from tf_gradcomp.groups.communicator import (
     Communicator,
     ReplicaContextCommunicator,
 )
-from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.processes import Processes
 
 _WITHOUT_REDUCTION = (
@@ -58,21 +58,19 @@ class StrategyGroup(Group):
                 "it; build the optimizer inside `with strategy.scope():`."
             )
 
-    def member(self, label: str = "") -> Member:
+    def communicator(self, label: str = "") -> Communicator:
         context = tf.distribute.get_replica_context()
-        local_replica = tf_private.local_replica_id(context)
         # In eager execution the replicas of a process run one after another.
         in_step = self.local_size == 1 or not tf.executing_eagerly()
-        communicator: Communicator
-        if self.is_collective and in_step:
-            launcher = tf_private.launcher(self.strategy, local_replica)
-            rank = context.replica_id_in_sync_group
-            communicator = CollectiveCommunicator(launcher, self.size, rank)
-            if local_replica == 0:
-                communicator.on_event = self._counter_of_events()
-        else:
-            communicator = ReplicaContextCommunicator(context)
-        return Member(communicator, local_replica)
+        if not (self.is_collective and in_step):
+            return ReplicaContextCommunicator(context)
+        local_replica = tf_private.local_replica_id(context)
+        launcher = tf_private.launcher(self.strategy, local_replica)
+        rank = context.replica_id_in_sync_group
+        communicator = CollectiveCommunicator(launcher, self.size, rank, local_replica)
+        if local_replica == 0:
+            communicator.on_event = self._counter_of_events()
+        return communicator
 
     def _counter_of_events(self) -> Callable[[Sequence[tf.Tensor]], None] | None:
         """Returns the counter of this worker's collectives; None if the strategy has none."""
@@ -88,7 +86,10 @@ class StrategyGroup(Group):
             )
         return [
             CollectiveCommunicator(
-                tf_private.launcher(self.strategy, i), self.size, tf_private.rank(self.strategy, i)
+                tf_private.launcher(self.strategy, i),
+                self.size,
+                tf_private.rank(self.strategy, i),
+                i,
             )
             for i in range(self.local_size)
         ]

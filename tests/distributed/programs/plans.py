@@ -29,7 +29,7 @@ def reduced_by_step(compressor, shapes, plans):
     generator = np.random.default_rng(RANK)
 
     def exchange(gradients, number):
-        communicator = current_group().member().communicator
+        communicator = current_group().communicator()
         inputs = ExchangeInputs(
             specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),

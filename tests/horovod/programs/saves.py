@@ -12,6 +12,7 @@ from common import compiled, fit, state_of, strategy, words_model
 
 import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 
 FOLDER = pathlib.Path(argument(2))
@@ -135,7 +136,9 @@ def load():
                 model.load_weights(FOLDER / way)
         seen[way] = {name: sums_of(model, name) for name in model.optimizer.exchange.state}
         seen[way]["exchanges"] = model.optimizer.exchange.exchanges
-        seen[way]["group"] = model.optimizer.exchange.group.name
+        group = model.optimizer.exchange.group
+        of_strategy = isinstance(group, StrategyGroup)
+        seen[way]["group"] = type(group.strategy).__name__ if of_strategy else "Horovod"
         if BY_HOROVOD:
             seen[way]["own"] = own(model, "residual")
     fit(model, *data(1))

@@ -95,7 +95,7 @@ def _true_on_all(group: Group, flag: tf.Tensor, label: str) -> tf.Tensor:
     if group.size == 1:
         return flag
     false = tf.cast(tf.logical_not([flag]), tf.int32)
-    return tf.equal(group.member(label).communicator.all_reduce(false)[0], 0)
+    return tf.equal(group.communicator(label).all_reduce(false)[0], 0)
 
 
 def _is_wrapper(optimizer: Any) -> bool:
