@@ -40,14 +40,12 @@ from tf_gradcomp.keras.common.round_times import RoundTimes
 class _Variables:
     """The variables of rounds; no checkpoint holds them, because it is written between rounds.
 
-    In a cycle, each fragment of the variables is exchanged once. A single fragment has all
-    variables, and its rounds are the cycles.
+    In a cycle, each fragment is exchanged once. A single fragment's rounds are the cycles.
 
     Attributes:
         position: The number of steps of the cycle so far.
         length: The number of steps of the cycle.
-        rounds: The number of rounds that have ended since the program started, summed over the
-            fragments.
+        rounds: The number of rounds of all fragments that have ended in this program.
         since: The number of steps since all workers had one model.
         fragments: The fragments, in the order in which they are exchanged.
     """
@@ -142,10 +140,7 @@ class Rounds:
         return self._settings.warmup_steps
 
     def in_warmup(self) -> tf.Tensor:
-        """Returns whether the next step is synchronous; none is after the first round has begun.
-
-        A residual of weights cannot be added to gradients, so no setting brings the warm-up back.
-        """
+        """Returns whether the next step is synchronous: never while residuals are of weights."""
         early = tf.less(self._steps_of_training(), self._settings.warmup_steps)
         return tf.logical_and(early, tf.logical_not(self._of_weights))
 
@@ -314,9 +309,8 @@ class Rounds:
     @property
     def pending(self) -> bool:
         """Returns whether the workers' weights or statistics may differ."""
-        if any(fragment.has_begun for fragment in self._own.fragments):
-            return True
-        return bool(self._local(self._own.since).numpy()) and bool(self._statistics_to_average())
+        trained = self._local(self._own.since).numpy() and self._statistics_to_average()
+        return bool(trained) or any(fragment.has_begun for fragment in self._own.fragments)
 
     def _statistics_to_average(self) -> list[Any]:
         return [one for one in self._statistics() if tf.as_dtype(one.dtype).is_floating]
