@@ -210,11 +210,11 @@ def test_a_few_slow_collectives_do_not_decide(monkeypatch):
             times[0] += 0.08 if number in (3, 5, 15, 17, 19) else 0.001
         return times[0]
 
-    replace_clock(monkeypatch, seconds)
     with tf.device("CPU:0"):
         group = StrategyGroup(collective())
         collectives = Collectives(group, group.communicators())
         collectives._overhead = 0.0
+        replace_clock(monkeypatch, seconds)  # the constructor reads the real one
         taken = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.5)
     assert taken == (8.0, pytest.approx(0.001), pytest.approx(0))
 
@@ -245,11 +245,11 @@ def test_noise_is_the_range_of_half_of_the_times(monkeypatch):
         now[1] = not now[1]
         return now[0]
 
-    replace_clock(monkeypatch, seconds)
     with tf.device("CPU:0"):
         group = StrategyGroup(collective())
         collectives = Collectives(group, group.communicators())
         collectives._overhead = 0.0
+        replace_clock(monkeypatch, seconds)  # the constructor reads the real one
         timed = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.15)
     # Half of the fifteen times, three of each value, are within 0.01 of the median.
     assert timed == (8.0, pytest.approx(0.03), pytest.approx(0.02 / 15**0.5))
