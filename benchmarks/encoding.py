@@ -68,7 +68,6 @@ class Encoding:
         return {
             "encode_ms": 1e3 * work.encode,
             "decode_ms": 1e3 * work.decode,
-            "compiled": True,
             "elements": SIDE * SIDE,
             "processor": processor(),
         }

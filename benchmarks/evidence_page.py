@@ -181,15 +181,9 @@ def _timed_on(records: Records) -> str:
     machines = ", ".join(dict.fromkeys(record["processor"] for record in timed))
     if not timed:
         return ""
-    where = f" The times of encoding and decoding are from {machines}."
-    if all(record.get("compiled") for record in timed):
-        return f"{where} They are those of compiled steps, on one thread."
     return (
-        f"{where} They are the processor's times "
-        "of eager operations. Training compiles them, and then methods of many small operations, "
-        "such as `sidco` and `max_norm`, take much less: "
-        "`python benchmarks/kernels.py --elements 262144` "
-        "times compiled steps."
+        f" The times of encoding and decoding are from {machines}. "
+        "They are those of compiled steps, on one thread."
     )
 
 

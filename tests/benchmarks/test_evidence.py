@@ -188,15 +188,11 @@ def test_the_table_names_the_machine_of_its_times():
     some = {run.name: [record(run, processor="another CPU")]}
     page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
     assert "encoding and decoding are from another CPU." in page
-    assert "the processor's times of eager operations" in page
-    some = {run.name: [record(run, compiled=True)]}
-    page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
     assert "They are those of compiled steps, on one thread." in page
 
 
-def test_a_learner_is_timed_in_a_compiled_step():
+def test_a_learner_is_timed():
     measured = Encoding("top_k", 2, 0).measure()
-    assert measured["compiled"]
     assert {"encode_ms", "decode_ms"} <= measured.keys()
 
 
