@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -206,19 +207,74 @@ def test_mpirun_keeps_a_job_whose_workers_are_restarted(program, tmp_path):  # n
     assert "gradcomp: restart 1 of 2, from zero: nothing has been saved.\n" in done.stderr
 
 
-def test_strangers_do_not_disturb_the_tasks():
+@pytest.fixture
+def meeting():
+    """A free address on this machine."""
     reserved = ReservedPorts(["localhost"])
-    place = "localhost", int(reserved.addresses[0].rpartition(":")[2])
-    first = Tasks(0, 2, reserved.addresses[0], "job", wait=60)
-    for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"job": "other", "rank": 1}\n', b"[1]\n", b"\xff\n"):
-        with socket.create_connection(place, 60) as stranger:
-            stranger.sendall(said)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
-    second = Tasks(1, 2, reserved.addresses[0], "job", wait=60)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for value in ("one", "two"):
-            waits = pool.submit(first.exchange, value)
-            told = second.exchange(value * 2, failed=True)
-            assert waits.result(60) == told == Told({0: value, 1: value * 2}, {})
+    yield reserved.addresses[0]
     reserved.release()
+
+
+def agree(*tasks):
+    """Has all tasks tell their number, and returns what they all heard."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        heard = [pool.submit(task.exchange, number) for number, task in enumerate(tasks)]
+        first, *others = [one.result(60) for one in heard]
+    assert all(other == first for other in others)
+    return first
+
+
+def test_strangers_do_not_disturb_the_tasks(meeting):
+    place = "localhost", int(meeting.rpartition(":")[2])
+    first = Tasks(0, 2, meeting, "job", wait=60)
+    with contextlib.ExitStack() as stack:
+        for said in (b"", b"\xff\n", b"\0\0\0\x40half"):  # they stay connected, and wait
+            stranger = stack.enter_context(socket.create_connection(place, 60))
+            stranger.sendall(said)
+        for said in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\1x", bytes(100)):
+            with socket.create_connection(place, 60) as stranger:
+                stranger.sendall(said)
+                with contextlib.suppress(ConnectionResetError):
+                    while stranger.recv(100):
+                        pass
+        with pytest.raises(RuntimeError, match="another job or another program listens there"):
+            Tasks(1, 2, meeting, "other", wait=60)
+        second = Tasks(1, 2, meeting, "job", wait=60)
+        for _ in range(2):
+            told = agree(first, second)
+            assert (dict(told.values), told.lost) == ({0: 0, 1: 1}, {})
+            Tasks(1, 2, meeting, "job", wait=60)  # a rank that is known is a stranger
+
+
+def test_a_failure_is_known_before_all_have_told_theirs(meeting):
+    first, second, third = (Tasks(rank, 3, meeting, "job", wait=60) for rank in range(3))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waits = pool.submit(second.exchange, "failed", failed=True)
+        for task in (first, third):
+            while task.failed() != {1}:
+                time.sleep(0.01)
+        others = [pool.submit(task.exchange, "ended") for task in (first, third)]
+        assert waits.result(60) == others[0].result(60) == others[1].result(60)
+    assert first.failed() == third.failed() == set()
+
+
+def test_a_task_that_never_connects_is_lost(meeting):
+    first = Tasks(0, 2, meeting, "job", wait=0.2)
+    late = {1: "it did not connect within 0.2 seconds"}
+    assert first.exchange("value") == Told({0: "value"}, late)
+
+
+def test_a_program_that_says_nothing_is_not_waited_for(meeting, monkeypatch):
+    monkeypatch.setattr("tf_gradcomp.launch.tasks._SILENCE", 1)
+    with (
+        socket.create_server(("localhost", int(meeting.rpartition(":")[2]))),
+        pytest.raises(RuntimeError, match=r"Rank 1 .* another program listens there"),
+    ):
+        Tasks(1, 2, meeting, "job", wait=60)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="This machine has no IPv6.")
+def test_tasks_meet_by_ipv6(meeting):
+    port = meeting.rpartition(":")[2]
+    first, second = (Tasks(rank, 2, f"[::1]:{port}", "job", wait=60) for rank in range(2))
+    assert agree(first, second).lost == {}

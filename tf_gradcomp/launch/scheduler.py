@@ -83,8 +83,9 @@ def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterat
     chance.
     """
     if place.scheduler == "srun":
+        workers = slurm_addresses(env)
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-        yield Addresses(slurm_addresses(env), _slurm_meeting(env), job)
+        yield Addresses(workers, _after_first_host(workers), job)
         return
     host = _THIS_MACHINE if place.here == place.size else _own_host(env)
     ports = ReservedPorts([host, host])
@@ -116,10 +117,10 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
     return [f"{host}:{port}" for host, port in places]
 
 
-def _slurm_meeting(env: Mapping[str, str]) -> str:
+def _after_first_host(workers: Sequence[str]) -> str:
     """Returns the address after those of the workers on the first machine."""
-    host, _, port = slurm_addresses(env)[0].rpartition(":")
-    return f"{host}:{int(port) + expand_counts(env['SLURM_STEP_TASKS_PER_NODE'])[0]}"
+    host, _, port = workers[0].rpartition(":")
+    return f"{host}:{int(port) + sum(one.rpartition(':')[0] == host for one in workers)}"
 
 
 def expand_hosts(text: str) -> list[str]:

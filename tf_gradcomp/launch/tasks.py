@@ -1,27 +1,29 @@
 """Connects the tasks of a scheduler's job, so that they restart their workers together.
 
-Each task has a connection to a hub in the process of task 0. Messages are lines of JSON, and carry
-facts only: nobody can make a task run anything but its own command.
+Each task has a connection to a hub in the process of task 0. Messages are JSON and carry facts
+only: nobody can make a task run anything but its own command. The key of the connections is the
+name of the job. It tells jobs apart, but it is no secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import select
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 _SILENCE = 60  # seconds without an answer, after which a machine is lost
 _SIGN_OF_LIFE = 15  # seconds
-_CHUNK = 1 << 16
 _TRY_AGAIN = 0.2  # seconds
 _NO_ANSWER = "its gradcomp run has ended or cannot be reached"
+_BROKEN = (OSError, EOFError)  # errors of a connection that is lost
+_STRANGER = (AuthenticationError, AssertionError, KeyError, ValueError)  # not from this job
 
 
 @dataclass(frozen=True)
@@ -37,116 +39,80 @@ class Told:
     lost: Mapping[int, str]
 
 
-class _Line:
-    """A connection that carries messages."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self._open = b""
-        connected.settimeout(_SILENCE)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, _SIGN_OF_LIFE),
-            (socket.TCP_KEEPINTVL, _SIGN_OF_LIFE),
-            (socket.TCP_KEEPCNT, _SILENCE // _SIGN_OF_LIFE - 1),
-            (socket.TCP_USER_TIMEOUT, 1000 * _SILENCE),
-        ):
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; raises OSError if the connection is lost."""
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Waits for data; returns the complete messages; raises OSError without a connection."""
-        chunk = self.socket.recv(_CHUNK)
-        if not chunk:
-            raise ConnectionResetError("the connection was closed")
-        *lines, self._open = (self._open + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-
-@dataclass
 class _Hub:
-    """Passes on what tasks tell, once all of them have.
+    """Tells all tasks which of them have failed, and what they tell, once all of them have.
 
     A task that loses its connection, or does not connect within `wait` seconds, is lost for good.
     """
 
-    listener: socket.socket
-    job: str
-    size: int
-    wait: float
-    lines: dict[int, _Line] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
+    def __init__(self, port: int, key: bytes, size: int, wait: float) -> None:
+        self._key, self._size, self._wait = key, size, wait
+        self._lock = threading.Lock()  # of everything below
+        self._expected = {*range(size)}
+        self._lines: dict[int, Connection] = {}
+        self._lost: dict[int, str] = {}
+        self._failed: set[int] = set()
+        self._values: dict[int, Any] = {}
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        threading.Thread(target=self._run, args=[server], daemon=True).start()
 
-    def run(self) -> None:
-        """Serves the tasks until all of them have ended."""
-        until = time.monotonic() + self.wait
-        with self.listener, selectors.DefaultSelector() as selector:
-            selector.register(self.listener, selectors.EVENT_READ)
-            while len(self.lost) < self.size:
-                for key, _ in selector.select(1.0):
-                    if key.data is None:
-                        with contextlib.suppress(OSError):
-                            line = _Line(self.listener.accept()[0])
-                            selector.register(line.socket, selectors.EVENT_READ, line)
-                    elif not self._hear(key.data):
-                        selector.unregister(key.data.socket)
-                        key.data.socket.close()
-                if time.monotonic() > until:
-                    for rank in {*range(self.size)} - {*self.lines} - {*self.lost}:
-                        self.lost[rank] = f"it did not connect within {self.wait:g} seconds"
-                self._answer()
+    def _run(self, server: socket.socket) -> None:
+        """Accepts connections until all tasks have ended."""
+        until = time.monotonic() + self._wait
+        server.settimeout(1.0)
+        with server:
+            while self._expected or self._lines:
+                with contextlib.suppress(OSError):  # nobody has come
+                    line = _line(server.accept()[0])
+                    threading.Thread(target=self._serve, args=[line], daemon=True).start()
+                if self._expected and time.monotonic() > until:
+                    with self._lock:
+                        late = f"it did not connect within {self._wait:g} seconds"
+                        self._lost |= dict.fromkeys(self._expected, late)
+                        self._expected.clear()
+                        self._tell(self._lines)
 
-    def _hear(self, line: _Line) -> bool:
-        """Takes messages; returns whether the connection shall stay."""
-        rank = next((rank for rank, known in self.lines.items() if known is line), None)
-        try:
-            messages = line.receive()
-        except (OSError, ValueError):
-            if rank is not None:
-                self._lose(rank)
-            return False
-        for message in messages:
-            if rank is None:
-                rank = self._welcome(line, message)
-                if rank is None:
-                    return False
-                continue
-            self.values[rank] = message["value"]
-            if message["failed"]:
-                self._send({"failed": rank}, {*self.lines} - {rank})
-        return True
+    def _serve(self, line: Connection) -> None:
+        """Takes what one task tells, until it ends; only this thread waits for a stranger."""
+        with contextlib.suppress(*_BROKEN, *_STRANGER), line:
+            deliver_challenge(line, self._key)
+            answer_challenge(line, self._key)
+            rank = _receive(line)
+            with self._lock:
+                self._expected.remove(rank)
+                self._lines[rank] = line
+                self._tell([rank])  # others may have failed
+            try:
+                while True:
+                    self._take(rank, **_receive(line))
+            finally:
+                with self._lock:
+                    self._lines.pop(rank).close()
+                    self._lost[rank] = _NO_ANSWER
+                    self._tell(self._lines)
 
-    def _welcome(self, line: _Line, message: Any) -> int | None:
-        """Returns the rank of a new connection; None if it is not from a task that is expected."""
-        for rank in {*range(self.size)} - {*self.lines} - {*self.lost}:
-            if message == _greeting(self.job, rank):
-                self.lines[rank] = line
-                return rank
-        return None
+    def _take(self, rank: int, value: Any, failed: bool) -> None:
+        with self._lock:
+            self._values[rank] = value
+            self._failed |= {rank} if failed else set()
+            self._tell(self._lines if failed else [])
 
-    def _lose(self, rank: int) -> None:
-        del self.lines[rank]
-        self.lost[rank] = _NO_ANSWER
-        self._send({"failed": rank}, self.lines)
-
-    def _send(self, message: dict[str, Any], ranks: Iterable[int]) -> None:
-        # Task 0 comes last: this process may end as soon as it has the message.
+    def _tell(self, ranks: Collection[int]) -> None:
+        """Tells some tasks the news, or all tasks if the values are complete."""
+        values: dict[int, Any] = {}
+        if len(self._values.keys() | self._lost.keys()) == self._size:
+            values, self._values, self._failed, ranks = self._values, {}, set(), self._lines
+        news = {
+            "values": list(values.items()),
+            "lost": list(self._lost.items()),
+            "failed": [*self._failed, *self._lost],
+        }
+        # Task 0 comes last: this process may end as soon as it has the values.
         for rank in sorted(ranks, reverse=True):
-            with contextlib.suppress(OSError):  # `_hear` will find the connection lost
-                self.lines[rank].send(message)
-
-    def _answer(self) -> None:
-        missing = {*range(self.size)} - {*self.values} - {*self.lost}
-        if self.values and not missing:
-            values, self.values = self.values, {}
-            self._send(
-                {"values": list(values.items()), "lost": list(self.lost.items())}, self.lines
-            )
+            with contextlib.suppress(OSError):  # `_serve` will find the connection lost
+                _send(self._lines[rank], news)
 
 
 class Tasks:
@@ -167,15 +133,16 @@ class Tasks:
         self._failed: set[int] = set()
         self._told: Told | None = None
         host, _, port = meeting.rpartition(":")
-        place = host.strip("[]"), int(port)
         try:
             if rank == 0:
-                place = _start_hub(place[1], job, size, wait)
-            self._line = _Line(_connect(place, wait))
-            self._line.send(_greeting(job, rank))
-        except OSError as error:
+                _Hub(int(port), job.encode(), size, wait)
+                host = "127.0.0.1"
+            self._hub = _connect((host.strip("[]"), int(port)), job.encode(), wait)
+            _send(self._hub, rank)
+        except _BROKEN as error:
+            why = str(error) or _NO_ANSWER
             raise RuntimeError(
-                f"Rank {rank} could not connect to rank 0 at {meeting}: {error}. Restarts need "
+                f"Rank {rank} could not connect to rank 0 at {meeting}: {why}. Restarts need "
                 "this connection: open the port, or leave out --max-restarts."
             ) from error
 
@@ -185,9 +152,9 @@ class Tasks:
         Task 0 is among them if its process has ended.
         """
         try:
-            while select.select([self._line.socket], [], [], 0)[0]:
+            while self._hub.poll():
                 self._hear()
-        except OSError:
+        except _BROKEN:
             self._failed.add(0)
         return self._failed
 
@@ -202,40 +169,53 @@ class Tasks:
             RuntimeError: If task 0 has ended.
         """
         try:
-            self._line.send({"value": value, "failed": failed})
+            _send(self._hub, {"value": value, "failed": failed})
             while self._told is None:
-                select.select([self._line.socket], [], [])
                 self._hear()
-        except OSError as error:
+        except _BROKEN as error:
             raise RuntimeError(f"Lost rank 0, which leads restarts: {_NO_ANSWER}.") from error
         told, self._told = self._told, None
         return told
 
     def _hear(self) -> None:
-        for message in self._line.receive():
-            if "failed" in message:
-                self._failed.add(message["failed"])
-            else:
-                self._told = Told(dict(message["values"]), dict(message["lost"]))
-                self._failed.clear()
+        news = _receive(self._hub)
+        self._failed = {*news["failed"]}
+        if news["values"]:
+            self._told = Told(dict(news["values"]), dict(news["lost"]))
 
 
-def _greeting(job: str, rank: int) -> dict[str, Any]:
-    return {"job": job, "rank": rank}
-
-
-def _start_hub(port: int, job: str, size: int, wait: float) -> tuple[str, int]:
-    listener = socket.create_server(("", port))
-    threading.Thread(target=_Hub(listener, job, size, wait).run, daemon=True).start()
-    return "127.0.0.1", port
-
-
-def _connect(place: tuple[str, int], wait: float) -> socket.socket:
+def _connect(place: tuple[str, int], key: bytes, wait: float) -> Connection:
     until = time.monotonic() + wait
     while True:
         try:
-            return socket.create_connection(place, _SILENCE)
-        except OSError:  # task 0 may start later
+            line = _line(socket.create_connection(place, _SILENCE))
+            if not line.poll(_SILENCE):
+                raise AuthenticationError
+            answer_challenge(line, key)
+            deliver_challenge(line, key)
+            return line
+        except _STRANGER as error:
+            raise OSError("another job or another program listens there") from error
+        except _BROKEN:  # task 0 may start later
             if time.monotonic() > until:
                 raise
         time.sleep(_TRY_AGAIN)
+
+
+def _line(connected: socket.socket) -> Connection:
+    """Returns a connection that breaks if the other machine is silent."""
+    connected.setblocking(True)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connected.setsockopt(socket.IPPROTO_TCP, option, _SIGN_OF_LIFE)
+    # This limits both data that is sent and signs of life.
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENCE)
+    return Connection(connected.detach())
+
+
+def _send(line: Connection, message: Any) -> None:
+    line.send_bytes(json.dumps(message).encode())
+
+
+def _receive(line: Connection) -> Any:
+    return json.loads(line.recv_bytes())
