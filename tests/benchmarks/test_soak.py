@@ -119,3 +119,8 @@ def test_a_second_kill_waits_for_a_save(monkeypatch, saves):
             log.take({"saved": run + 1})
         killer.look(60.0, log)
     assert killer.killed == (3 if saves else 1)
+
+
+def test_no_process_is_killed_in_the_half_in_which_memory_is_judged():
+    plan = soak.Plan(minutes=120, kills=30, seed=0, workers=2)
+    assert 0 <= min(soak.Killer(plan)._times) < max(soak.Killer(plan)._times) <= plan.half == 3600
