@@ -133,7 +133,7 @@ class Training:
             data = self.task.validation_data
             data = data if isinstance(data, tuple) else (data,)
             seen = self.task.model.evaluate(*data, verbose=0, return_dict=True)
-            plan = self.learners.exchange.plan_in_force()
+            plan = self.learners.exchange.hooks.plan_in_force()
             self.epochs.append(
                 {
                     "metric": float(seen[self._workload.reading.metric.removeprefix("val_")]),

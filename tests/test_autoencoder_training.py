@@ -184,7 +184,7 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     first, second = copies(collective(), exchange.job_state[WEIGHTS])
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(training.autoencoder.flat_weights(), first)
-    assert exchange.hook(AutoencoderHook).facts(exchange.replica().job_state()).keys() == {
+    assert exchange.hooks.get(AutoencoderHook).facts(exchange.replica().job_state()).keys() == {
         "phase of LGC",
         "checksum of the autoencoder's weights",
     }

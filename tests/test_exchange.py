@@ -15,13 +15,14 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close, rounding
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom, TopK
+from tf_gradcomp.compressors import AdaComp, LGreCo, NoCompression, ScaleCom, TopK
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.groups import notices
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.simulation import Learners
 from tf_gradcomp.tf_config import make_tf_config
 
 WHOLE = AdaComp(dict.fromkeys(["dense", "vector", "embedding"]))
@@ -346,6 +347,25 @@ def test_the_exchange_is_described_once(caplog):
     Exchanging(2)
     message = "2 replicas exchange .* by AdaComp"
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
+
+
+PLAN = "L-GreCo uses the settings of its method until a plan is made"
+
+
+def test_an_exchange_gives_its_notices_when_it_is_built(caplog):
+    notices.forget()
+    Exchanging(2, LGreCo(TopK(0.05)))
+    assert caplog.text.count(PLAN) == 1
+
+
+def test_neither_a_single_replica_nor_a_simulation_gives_notices_of_a_job(caplog):
+    notices.forget()
+    Exchanging(1, LGreCo(TopK(0.05)))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(), "mse")
+    learners = Learners(model, 2, LGreCo(TopK(0.05)))
+    assert learners.exchange.built
+    assert not caplog.messages
 
 
 def test_a_single_replica_logs_a_notice_in_its_first_step(caplog):

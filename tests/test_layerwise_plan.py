@@ -56,7 +56,7 @@ class Watch(keras.callbacks.Callback):
         self.settings, self.first = [], None
 
     def on_train_batch_end(self, batch, logs=None):
-        self.settings.append(self.model.optimizer.exchange.plan_in_force().settings)
+        self.settings.append(self.model.optimizer.exchange.hooks.plan_in_force().settings)
         self.first = self.first or dict(logs)
 
 
@@ -70,7 +70,7 @@ def test_it_plans_after_each_epoch_and_logs_and_prints_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     watch, model = Watch(), build()
     history = fit(model, gc.callbacks.LayerwisePlan(), watch)
-    plan = model.optimizer.exchange.plan_in_force()
+    plan = model.optimizer.exchange.hooks.plan_in_force()
     own = TopK().settings(model.optimizer.exchange.specs)
     assert watch.settings[:STEPS] == [own] * STEPS
     assert len(changes(watch.settings)) == 1
@@ -160,7 +160,7 @@ def test_learners_plan_after_each_epoch():
     history = learners.fit(batches, epochs=2)
     assert history["plan_ratio"] == [plan.ratio for plan in learners.plans]
     assert history["payload_bytes"][1] < history["payload_bytes"][0]
-    assert learners.exchange.plan_in_force() == learners.plans[1]
+    assert learners.exchange.hooks.plan_in_force() == learners.plans[1]
     assert learners.plans[0].settings != TopK().settings(learners.exchange.specs)
     alone = gc.simulation.Learners(model, 1, LGreCo("top_k"))
     assert "plan_ratio" not in alone.fit(batches)

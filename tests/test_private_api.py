@@ -895,14 +895,11 @@ def test_only_one_module_touches_private_api(source):
         return
     if source.parent.name == "hooks":
         return
-    nodes = list(ast.walk(ast.parse(source.read_text())))
-    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_of_self(node)}
-    for node in nodes:
+    for node in ast.walk(ast.parse(source.read_text())):
         for module in imported(node):
             assert not module.startswith(("tensorflow.python", "keras.src")), module
         if isinstance(node, ast.Attribute):
-            assert node.attr in own or not is_private_of_others(node), ast.unparse(node)
+            assert not is_private_of_others(node), ast.unparse(node)
 
 
 def imported(node):
@@ -914,11 +911,9 @@ def imported(node):
 
 
 def is_private_of_others(node):
-    """Tells whether it is `value._name` where `value` may be TensorFlow's or Keras'."""
+    """Tells whether it is `value._name` where `value` is no object of the class that uses it."""
     if not node.attr.startswith("_") or node.attr.startswith("__"):
         return False
-    return not is_of_self(node) and node.attr != "_asdict"  # part of a named tuple's interface
-
-
-def is_of_self(node):
-    return ast.unparse(node.value).startswith(("self", "cls", "super("))
+    owner = ast.unparse(node.value)
+    of_own_class = owner in ("self", "cls") or owner.startswith("super(")
+    return not of_own_class and node.attr != "_asdict"  # part of a named tuple's interface

@@ -29,7 +29,7 @@ from tf_gradcomp.compressors import (
     TopK,
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
-from tf_gradcomp.compressors.between_steps import Hooks
+from tf_gradcomp.compressors.between_steps import hooks_of
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -136,7 +136,7 @@ class Exchanging:
 
 
 def install_in(exchange, plan):
-    name = exchange.hook(LayerPlanner).lgreco.plan.name
+    name = exchange.hooks.get(LayerPlanner).lgreco.plan.name
     for own in copies_of(exchange.job_state[name]):
         own.assign([setting + 1 for setting in plan])
 
@@ -155,7 +155,7 @@ def test_a_step_of_some_variables_takes_their_own_settings_of_the_plan():
     planned = Exchanging(LGreCo(TopK(0.05)), mirrored(2))
     right = Exchanging(TopK(overrides=densities), mirrored(2))
     planned.plan(entries)
-    assert planned.exchange.plan_in_force().settings == entries
+    assert planned.exchange.hooks.plan_in_force().settings == entries
     assert right.exchange.compressor.settings(right.exchange.specs) == entries
     sums = [np.zeros(shape, "float32") for shape in Exchanging.SHAPES]
     for step, places in enumerate([[0, 1, 2], [2], [1, 0], [2, 1]]):
@@ -200,7 +200,7 @@ def test_the_plan_that_all_replicas_take_sends_less_and_misses_no_more():
         assert of_one.tolist() == [setting + 1 for setting in plan.settings]
     for replica in range(2):  # and begins again
         assert not any(total.any() for total in exchanging.sums(replica))
-    assert exchanging.exchange.plan_in_force() == plan
+    assert exchanging.exchange.hooks.plan_in_force() == plan
 
 
 def test_only_steps_that_are_taken_enter_and_what_waits_in_the_residual_does_not():
@@ -338,7 +338,7 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
     for rank, in_force, columns in ((3, 5, 6), (2, 2, 4), (6, 5, 8)):  # rank 2 goes up to 4
         after = resumed(before, lgreco(rank))
         exchange = after.optimizer.exchange
-        assert exchange.plan_in_force().settings[0] == in_force
+        assert exchange.hooks.plan_in_force().settings[0] == in_force
         for own in copies(after.strategy, exchange.state[name][0]):
             width = min(6, columns)
             assert own.shape == (rows, columns)
@@ -352,7 +352,7 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
     plain = job(lgreco(3).method)
     plain.step(gradients_at(0))
     exchange = resumed(plain, lgreco(3)).optimizer.exchange
-    assert exchange.plan_in_force().settings == PowerSGD(3).settings(exchange.specs)
+    assert exchange.hooks.plan_in_force().settings == PowerSGD(3).settings(exchange.specs)
 
 
 @pytest.mark.parametrize("method", [QSGD(5), TopK(0.01)], ids=lambda method: method.name)
@@ -361,12 +361,13 @@ def test_a_plan_for_another_method_is_not_used(method):
     before = job(LGreCo(PowerSGD(3)))
     install_in(before.optimizer.exchange, [4, -1])
     exchange = resumed(before, LGreCo(method)).optimizer.exchange
-    assert 4 in exchange.hook(LayerPlanner).lgreco.choices(exchange.specs[0])
-    assert exchange.plan_in_force().settings == method.settings(exchange.specs)
+    assert 4 in exchange.hooks.get(LayerPlanner).lgreco.choices(exchange.specs[0])
+    assert exchange.hooks.plan_in_force().settings == method.settings(exchange.specs)
 
 
 def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
-    return Hooks(compressor, dense_specs(shapes, dtype), replicas=2).get(LayerPlanner)
+    (planner,) = hooks_of(compressor, dense_specs(shapes, dtype), replicas=2)
+    return planner
 
 
 def uneven_sums():
@@ -479,13 +480,13 @@ def test_lgreco_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
         planner_of(LGreCo(QSGD(4), warmup_steps=3, warmup=LGreCo(QSGD(8))))
     choice = Auto([LGreCo(QSGD(4)), LGreCo(TopK(0.01)), LGreCo(PowerSGD(2))])
     exchange = Exchanging(choice.candidates[0]).exchange
-    assert exchange.hook(LayerPlanner).lgreco.method.name == "qsgd"
+    assert exchange.hooks.get(LayerPlanner).lgreco.method.name == "qsgd"
 
 
 def test_one_replica_has_nothing_to_plan():
     alone = Exchanging(LGreCo(QSGD(4)), mirrored(1)).exchange
     assert alone.plan_settings() is None
-    assert alone.plan_in_force() is None
+    assert alone.hooks.plan_in_force() is None
     assert Exchanging(Cast()).exchange.plan_settings() is None
 
 

@@ -28,7 +28,7 @@ from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
-from tf_gradcomp.exchange.exchange import GradientExchange, tell_of
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_state
@@ -409,7 +409,6 @@ class Dividing(test_exchange.Exchanging):
 
     def __init__(self, compressor):
         super().__init__(compressor=compressor)
-        tell_of(self.exchange)
         with tf.device("CPU:0"):
             self.inner = [tf.Variable(tf.zeros(variable.shape)) for variable in self.variables]
 

@@ -357,6 +357,6 @@ def _run(
     batches = _Epochs(task.batches, task.steps_per_epoch)
     history = trained.fit(batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
-    planner = trained.exchange.hook(LayerPlanner)
+    planner = trained.exchange.hooks.get(LayerPlanner)
     settings = planner.settings_over_time(trained.plans) if planner else {}
     return Simulated(compressor, learners, seed, seconds, history, settings)

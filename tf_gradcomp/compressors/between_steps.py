@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -62,43 +62,19 @@ class Hooked(Protocol):
         """Returns the hook."""
 
 
-Hook = TypeVar("Hook", bound=BetweenSteps)
-
-
-class Hooks:
-    """The hooks of a method, its warm-up and its phases, at most one of each class.
-
-    A single replica exchanges nothing and has no hooks.
-    """
-
-    def __init__(
-        self, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
-    ) -> None:
-        self._hooks: dict[type[BetweenSteps], BetweenSteps] = {}
-        for stage in stages(compressor):
-            if isinstance(stage, Hooked):
-                hook = stage.between_steps(specs, replicas)
-                if type(hook) in self._hooks:
-                    raise ValueError(
-                        f"{compressor!r}: only one of its stages can be {type(stage).__name__}, "
-                        "because its state belongs to the whole job; use another method in the "
-                        "other stages."
-                    )
-                self._hooks[type(hook)] = hook
-        if replicas == 1:
-            self._hooks.clear()
-
-    def get(self, kind: type[Hook]) -> Hook | None:
-        """Returns the hook that is a `kind`; None if there is none."""
-        return next((hook for hook in self._hooks.values() if isinstance(hook, kind)), None)
-
-    def notices(self) -> list[str]:
-        """Returns the notices of all hooks."""
-        return [notice for hook in self._hooks.values() for notice in hook.notices()]
-
-    def facts(self, job_state: JobState) -> dict[str, Any]:
-        """Returns the facts of all hooks."""
-        facts: dict[str, Any] = {}
-        for hook in self._hooks.values():
-            facts |= hook.facts(job_state)
-        return facts
+def hooks_of(
+    compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
+) -> list[BetweenSteps]:
+    """Returns the hooks of a method, its warm-up and its phases, at most one of each class."""
+    hooks: list[BetweenSteps] = []
+    for stage in stages(compressor):
+        if isinstance(stage, Hooked):
+            hook = stage.between_steps(specs, replicas)
+            if type(hook) in map(type, hooks):
+                raise ValueError(
+                    f"{compressor!r}: only one of its stages can be {type(stage).__name__}, "
+                    "because its state belongs to the whole job; use another method in the other "
+                    "stages."
+                )
+            hooks.append(hook)
+    return hooks

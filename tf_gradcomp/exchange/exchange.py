@@ -11,7 +11,6 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.exchange.forms import Forms
 from tf_gradcomp.exchange.gradients import (
@@ -22,6 +21,7 @@ from tf_gradcomp.exchange.gradients import (
     norm,
     with_gradients_to_exchange,
 )
+from tf_gradcomp.exchange.job_hooks import JobHooks
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import (
     convert_restored,
@@ -29,16 +29,15 @@ from tf_gradcomp.exchange.restored import (
     warn_of_lost_residuals,
 )
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.setup import Method, Setup, announce, facts_to_agree
+from tf_gradcomp.exchange.setup import Method, Setup, facts_to_agree, tell_users
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
-from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS, GradientAgreement
+from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 
@@ -59,7 +58,9 @@ class GradientExchange(tf.Module):
         numbers: The places of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
-        plans_by: The caller of `plan_settings`, with its settings. It must be equal on all workers.
+        hooks: The hooks of the method between two steps, such as L-GreCo's plans.
+        warned_of_lost_residuals: Whether the load of a file warned of residuals that the method
+            does not keep.
         take_step: The function that takes replicas through a step; `gradcomp advise` times it.
 
     Args:
@@ -70,7 +71,6 @@ class GradientExchange(tf.Module):
     """
 
     built = False
-    plans_by = "nobody"
     setup: Setup
 
     def __init__(
@@ -91,11 +91,14 @@ class GradientExchange(tf.Module):
         object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
-        self.warned_of_lost_residuals = False  # when a file was loaded
+        self.hooks = JobHooks()
+        self.warned_of_lost_residuals = False
         self.take_step = take_step
 
     def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
+
+        Tells the users of a job what differs from what the program's text suggests.
 
         Raises:
             ValueError: If the strategy, or a choice among these candidates, is not supported.
@@ -127,12 +130,13 @@ class GradientExchange(tf.Module):
             # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
-        self._hooks = Hooks(chosen.compressor, specs, group.size)
+        self.hooks.start(setup, self.saving)
         self.numbers = VariableNumbers(variables, specs, exchanged=group.size > 1)
         self._forms = Forms(setup)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         self.setup, self.built = setup, True
+        tell_users(setup, self.hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
@@ -147,17 +151,11 @@ class GradientExchange(tf.Module):
     @property
     def exchanges(self) -> int:
         """Returns the number of exchanges so far, with the count of a restored checkpoint."""
-        if not self.built:
-            return 0
-        return int(self.group.local(self.step, 0).numpy())
-
-    def hook(self, kind: type[Hook]) -> Hook | None:
-        """Returns the method's hook of a kind; None without one, or if nothing is exchanged."""
-        return self._hooks.get(kind) if self.built else None
+        return self.replica().exchanges if self.built else 0
 
     def replica(self, local_replica: int = 0) -> Replica:
         """Returns one of the replicas of this process, with its state of all gradients."""
-        return Replica(self.setup, range(len(self.setup.specs)), local_replica)
+        return Replica.of_all(self.setup, local_replica)
 
     @property
     def residuals(self) -> list[tf.Variable]:
@@ -207,6 +205,30 @@ class GradientExchange(tf.Module):
         with tf.control_dependencies([self._converted([communicator], numbers, gradients, state)]):
             return self.take_step(setup, [communicator], numbers, [gradients], updates, votes=votes)
 
+    def reduce_in_lockstep(
+        self,
+        gradients: Sequence[Gradients],
+        variables: Sequence[Any],
+        inner: InnerState | None = None,
+        observe: Observe | None = None,
+    ) -> StepResult:
+        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`."""
+        communicators = self.group.communicators()
+        numbers = self._agreed_numbers(gradients[0], variables)
+        updates = inner.updates if inner else None
+        converted = self._converted(communicators, numbers, gradients[0], inner)
+        with tf.control_dependencies([converted]):
+            return take_step(self.setup, communicators, numbers, gradients, updates, observe)
+
+    def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
+        """Returns the places of variables once all workers have gradients for the same ones."""
+        numbers = self.numbers.check(variables)
+        specs = [self.specs[number] for number in numbers]
+        check_shapes(gradients, specs)
+        paths = [spec.path for spec in specs]
+        self._agreement.check(paths, gradients, self.hooks.progress)
+        return numbers
+
     def _converted(
         self,
         communicators: Sequence[Communicator],
@@ -225,6 +247,17 @@ class GradientExchange(tf.Module):
         with tf.control_dependencies([converted]):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
+
+    def divided_gradients(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
+        """Returns the gradients that are divided before they are exchanged.
+
+        By their places in `variables`, the values are bool scalars: whether the latest step mostly
+        delayed the gradient.
+        """
+        delayed = self.replica().local(self.setup.variables.delayed).read_value()
+        of_each = tf.unstack(delayed)
+        numbers = enumerate(self.numbers.of(variables))
+        return {i: of_each[number] for i, number in numbers if self._forms.is_divided(number)}
 
     def flush(
         self,
@@ -259,87 +292,13 @@ class GradientExchange(tf.Module):
         Returns the plan for the next step; None if another method is in use, or if there is one
         replica.
         """
-        hook = self.hook(Proposing)
-        if hook is None:
-            return None
-        group = self.group
-        group.processes.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
-        proposed = hook.no_change()
-        if group.processes.is_first:
-            first = self.replica()
-            of_first = [total.numpy() for total in first.state()[hook.state_name]]
-            job_state = first.job_state()
-            # Other workers wait for the proposal, so no worker can take part in creating a
-            # variable.
-            proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
-        proposed = group.processes.from_first(proposed)
-        for replica in map(self.replica, range(group.local_size)):
-            hook.install(proposed, replica.job_state(), replica.state()[hook.state_name])
-        self.saving.collect_again()
-        return self.plan_in_force()
-
-    def plan_in_force(self) -> Any:
-        """Returns the plan for the next step; None if nothing is planned."""
-        hook = self.hook(Proposing)
-        return hook.in_force(self.replica().job_state()) if hook else None
+        return self.hooks.plan_settings()
 
     def traffic(self) -> Traffic:
         """Returns the traffic of this process's first replica since the program started."""
         paths = [spec.path for spec in self.specs]
         traffic = self.setup.variables.traffic
         return traffic.read(self.replica().local(traffic.totals), paths)
-
-    def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
-        """Returns the places of variables once all workers have gradients for the same ones."""
-        numbers = self.numbers.check(variables)
-        specs = [self.specs[number] for number in numbers]
-        check_shapes(gradients, specs)
-        paths = [spec.path for spec in specs]
-        self._agreement.check(paths, gradients, self._progress)
-        return numbers
-
-    def _progress(self) -> dict[str, Any]:
-        """Returns facts that must be equal on all workers when they begin to exchange or plan."""
-        proposing = self.hook(Proposing)
-        return {
-            "exchanges so far": self.exchanges,
-            **({proposing.caller_fact: self.plans_by} if proposing else {}),
-            **self._hooks.facts(self.replica().job_state()),
-        }
-
-
-def tell_of(exchange: GradientExchange) -> None:
-    """Tells users of a job what differs from what the program's text suggests."""
-    announce(exchange.setup, exchange._hooks.notices())
-
-
-def reduce_in_lockstep(
-    exchange: GradientExchange,
-    gradients: Sequence[Gradients],
-    variables: Sequence[Any],
-    inner: InnerState | None = None,
-    observe: Observe | None = None,
-) -> StepResult:
-    """Takes all replicas of a `LockstepGroup` through one step; see `GradientExchange.reduce`."""
-    communicators = exchange.group.communicators()
-    numbers = exchange._agreed_numbers(gradients[0], variables)
-    updates = inner.updates if inner else None
-    with tf.control_dependencies(
-        [exchange._converted(communicators, numbers, gradients[0], inner)]
-    ):
-        return take_step(exchange.setup, communicators, numbers, gradients, updates, observe)
-
-
-def divided_gradients(exchange: GradientExchange, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
-    """Returns the gradients that are divided before they are exchanged.
-
-    By their places in `variables`, the values are bool scalars: whether the latest step mostly
-    delayed the gradient.
-    """
-    delayed = exchange.replica().local(exchange.setup.variables.delayed).read_value()
-    of_each = tf.unstack(delayed)
-    numbers = enumerate(exchange.numbers.of(variables))
-    return {i: of_each[number] for i, number in numbers if exchange._forms.is_divided(number)}
 
 
 def residual_norm(exchange: GradientExchange) -> float:

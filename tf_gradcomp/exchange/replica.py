@@ -35,6 +35,11 @@ class Replica:
         self._local_replica = local_replica
         self._communicator = communicator
 
+    @classmethod
+    def of_all(cls, setup: Setup, local_replica: int = 0) -> Replica:
+        """Returns a replica with its state of all gradients, outside a step."""
+        return cls(setup, range(len(setup.specs)), local_replica)
+
     @property
     def communicator(self) -> Communicator:
         """The communicator with the other replicas; raises RuntimeError outside a step."""
@@ -45,6 +50,11 @@ class Replica:
     def local(self, variable: tf.Variable) -> tf.Variable:
         """Returns this replica's own variable."""
         return self.setup.group.local(variable, self._local_replica)
+
+    @property
+    def exchanges(self) -> int:
+        """The number of exchanges so far, with the count of a restored checkpoint."""
+        return int(self.local(self.setup.variables.step).numpy())
 
     def state(self, places: Iterable[int] | None = None) -> dict[str, list[tf.Variable]]:
         """Returns the state of some of the gradients by name; of all by default."""

@@ -17,6 +17,7 @@ from tf_gradcomp.exchange import replacing, sparse
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
 from tf_gradcomp.groups import handshake
 from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import gpu
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
@@ -144,9 +145,12 @@ def _compressors(method: Method) -> list[Compressor]:
     return [candidate.compressor for candidate in method.candidates]
 
 
-def announce(parts: Setup, notices: Iterable[str]) -> None:
-    """Informs users if the exchange differs from what the program's text suggests."""
-    if parts.group.size == 1:
+def tell_users(parts: Setup, notices: Iterable[str]) -> None:
+    """Tells users of a job what differs from what the program's text suggests.
+
+    The user of a simulation has no such job.
+    """
+    if parts.group.size == 1 or isinstance(parts.group, LockstepGroup):
         return
     kind = parts.group.kind
     if parts.group.all_replicas is not parts.group:

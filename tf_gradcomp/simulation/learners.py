@@ -14,7 +14,6 @@ import tensorflow as tf
 from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.exchange.exchange import divided_gradients, reduce_in_lockstep
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult
@@ -166,7 +165,7 @@ class Learners:
         comparison = Comparison(self.residuals) if similarity else None
         reduced = self._exchanged(all_gradients, comparison)
         if reduced.finite:
-            self._apply(reduced.gradients, divided_gradients(self.exchange, variables))
+            self._apply(reduced.gradients, self.exchange.divided_gradients(variables))
         return self._report(losses, reduced, comparison, finite=bool(reduced.finite))
 
     def _step_locally(
@@ -365,7 +364,7 @@ class Learners:
         given = [[of_one[i] for i in numbers] for of_one in all_gradients]
         inner = self._moments.inner_state(variables)
         observing = observe and observe(numbers)
-        result = reduce_in_lockstep(self.exchange, given, variables, inner, observing)
+        result = self.exchange.reduce_in_lockstep(given, variables, inner, observing)
         for number, total in zip(numbers, result.gradients, strict=True):
             sums[number] = total
         return StepResult(sums, result.finite, result.sent)

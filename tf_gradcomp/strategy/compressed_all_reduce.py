@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.exchange.exchange import GradientExchange, tell_of
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.policy import LayerPolicy
@@ -56,7 +56,6 @@ class CompressedAllReduce:
         if exchange is None:
             exchange = GradientExchange(self._method, self._policy)
             exchange.build(variables)
-            tell_of(exchange)
             owner = native(variables[0]) if variables else exchange
             self._exchanges.append((weakref.ref(owner), exchange))
         return exchange

@@ -62,7 +62,7 @@ def seen(model, exchange):
         "phase": state.phase,
         "learnt": state.last_learnt,
         "collected": len(state.new_vectors()),
-        "facts": exchange.hook(AutoencoderHook).facts(exchange.replica().job_state()),
+        "facts": exchange.hooks.get(AutoencoderHook).facts(exchange.replica().job_state()),
         "skipped": scalar(exchange.skipped_steps),
         "residuals": [float(np.sum(r)) for r in residuals],
         "magnitude": max(float(np.sum(np.abs(r))) for r in residuals),

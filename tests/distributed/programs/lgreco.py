@@ -58,10 +58,10 @@ def seen(model, exchange):
     sums = state[GRADIENT_SUM]
     return {
         **state_digest(model),
-        "plan": exchange.plan_in_force(),
+        "plan": exchange.hooks.plan_in_force(),
         "sums": sums,
         "factors": state["factor"],
-        "next plan": exchange.hook(LayerPlanner).propose(sums, exchange.job_state),
+        "next plan": exchange.hooks.get(LayerPlanner).propose(sums, exchange.job_state),
     }
 
 
@@ -107,7 +107,7 @@ def strategy():
 def error_with_another_plan(model, exchange):
     """Trains on where worker 1 has another plan, and so shorter vectors."""
     (plan,) = exchange.job_state["power_sgd_plan"].values
-    settings = np.array(exchange.plan_in_force().settings) + 1
+    settings = np.array(exchange.hooks.plan_in_force().settings) + 1
     if RANK == 1:
         settings[2] -= 1
     plan.assign(settings)

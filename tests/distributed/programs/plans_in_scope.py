@@ -19,7 +19,7 @@ def plan_within(method):
     plans = gc.callbacks.LayerwisePlan(3, table=False)
     with setup.strategy.scope():
         model.fit(*digits(), batch_size=32, epochs=1, verbose=0, shuffle=False, callbacks=[plans])
-    return exchange_of(model).plan_in_force()
+    return exchange_of(model).hooks.plan_in_force()
 
 
 report({method: plan_within(method) for method in ("adacomp(bin_sizes=50)", "scalecom(rates=20)")})

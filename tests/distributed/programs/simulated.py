@@ -76,7 +76,7 @@ def real(name, compressor, data):
         if name in FRAGMENTS:
             model.optimizer.synchronize()
         model.optimizer.exchange.plan_settings()
-    return {"steps": steps, "plan": model.optimizer.exchange.plan_in_force()}
+    return {"steps": steps, "plan": model.optimizer.exchange.hooks.plan_in_force()}
 
 
 def simulated(name, compressor, data):
@@ -89,7 +89,7 @@ def simulated(name, compressor, data):
             steps.append(weights_of(model))
         group.synchronize()
         group.exchange.plan_settings()
-    return {"steps": steps, "plan": group.exchange.plan_in_force()}
+    return {"steps": steps, "plan": group.exchange.hooks.plan_in_force()}
 
 
 if __name__ == "__main__":

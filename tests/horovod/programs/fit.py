@@ -36,7 +36,7 @@ def planned_and_monitored():
     check, delays = checked(2, exchange_of)
     callbacks = [monitor, gc.callbacks.LayerwisePlan(), *check]
     history = fit(model, *data(3), epochs=2, callbacks=callbacks).history
-    settings = model.optimizer.exchange.plan_in_force().settings
+    settings = model.optimizer.exchange.hooks.plan_in_force().settings
     logs = {k: v[-1] for k, v in history.items()}
     return {**state_of(model), "settings": settings, "logs": logs, "delays": delays()}
 

@@ -82,7 +82,7 @@ def train(method):
         "sent": traffic.sent_bytes,
         "exchanges": traffic.exchanges,
         "phase": method == "lgc" and autoencoder_of(optimizer.exchange).phase,
-        "plan": method == "lgreco" and optimizer.exchange.plan_in_force().settings,
+        "plan": method == "lgreco" and optimizer.exchange.hooks.plan_in_force().settings,
     }
 
 

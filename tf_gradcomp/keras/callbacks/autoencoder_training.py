@@ -289,7 +289,7 @@ def _config_of(optimizer: Any, learning_rate: float) -> dict[str, Any]:
 
 def autoencoder_of(exchange: GradientExchange) -> AutoencoderState | None:
     """Returns the autoencoder of an exchange; None with other methods, or a single replica."""
-    hook = exchange.hook(AutoencoderHook)
+    hook = exchange.hooks.get(AutoencoderHook)
     if hook is None:
         return None
     return hook.state(exchange.replica().job_state(), exchange.group.processes.is_first)

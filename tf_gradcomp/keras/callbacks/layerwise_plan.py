@@ -70,7 +70,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         self._plans, self._seconds = 0, 0.0
         exchange = find_exchange(self.model)
         if exchange:
-            exchange.plans_by = f"LayerwisePlan(every={self._every!r})"
+            exchange.hooks.plans_by = f"LayerwisePlan(every={self._every!r})"
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the start of the period."""
@@ -96,7 +96,7 @@ class LayerwisePlan(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the table."""
         exchange = self._planned_exchange()
-        planner = exchange.hook(LayerPlanner) if exchange else None
+        planner = exchange.hooks.get(LayerPlanner) if exchange else None
         if not (planner and self._plan and self._table):
             return
         if is_chief(self.model.distribute_strategy):
@@ -113,7 +113,7 @@ class LayerwisePlan(keras.callbacks.Callback):
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         exchange = self._planned_exchange()
         if self._plan is None and exchange:
-            self._plan = exchange.plan_in_force()
+            self._plan = exchange.hooks.plan_in_force()
         if self._plan and logs is not None:
             logs.update(self._plan.measures())
 
@@ -126,7 +126,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         if self._exchange is None:  # the strategy's exchange exists from the first step on
             self._exchange = find_exchange(self.model)
         exchange = self._exchange
-        return exchange if exchange and exchange.hook(LayerPlanner) else None
+        return exchange if exchange and exchange.hooks.get(LayerPlanner) else None
 
     def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
         table = rich.table.Table(

@@ -17,7 +17,7 @@ from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose, take_unused
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
-from tf_gradcomp.exchange.exchange import GradientExchange, divided_gradients, tell_of
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import (
     check_created_in_scope,
     check_variables_in_scope,
@@ -175,7 +175,7 @@ class Compressed(TakesLocalSteps):
         """Within this context, the inner optimizer applies the sums for these variables."""
         if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
-        delayed = divided_gradients(self.exchange, variables)
+        delayed = self.exchange.divided_gradients(variables)
         divided = [variables[place] for place in delayed]
         return adam.momentum_only(self._core, divided, list(delayed.values()))
 
@@ -215,7 +215,6 @@ class Compressed(TakesLocalSteps):
                 **self._local_facts(),
             }
         self.exchange.build(variables, facts)
-        tell_of(self.exchange)
         self._build_units(self.exchange.group)
         check_keeps_zeros(
             self._receiver, self.exchange.compressor, self.exchange.specs, self.group.size
