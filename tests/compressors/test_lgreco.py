@@ -284,7 +284,7 @@ def test_replicas_with_other_plans_notice(method, values):
         conversations = [step.conversation(lgreco) for step in steps]
         return communicate(conversations, lockstep_communicators(2))[0]
 
-    assert bool(step([two, two])[0].exchanged.finite)
+    assert bool(step([two, two])[0][0].finite)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"settings|plan"):
         step([two, two[::-1]])
 

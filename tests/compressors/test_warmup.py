@@ -75,7 +75,7 @@ class WarmingUp:
         warmup = self._compressor.warmup
         conversations = [step.conversation(warmup) for step in steps]
         results, _ = communicate(conversations, lockstep_communicators(2))
-        exchanged = results[0].exchanged
+        exchanged, _ = results[0]
         return exchanged.reduced[0].numpy(), bool(exchanged.finite)
 
     @property

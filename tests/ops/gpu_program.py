@@ -374,7 +374,7 @@ def compare_turns(wrap, compressor):
 
                 def exchange(method):
                     conversations = [replica.conversation(method) for replica in replicas]
-                    return communicate(conversations, lockstep_communicators(2))[0][0].exchanged
+                    return communicate(conversations, lockstep_communicators(2))[0][0][0]
 
                 return by_stage(compressor, replicas[0].inputs, exchange)
 

@@ -136,9 +136,9 @@ class CodecSpeed:
             step = self._next()
         inputs = step.inputs
         watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
-        (result,), _ = communicate([step.conversation(self._compressor)], [watch])
+        ((exchanged, _),), _ = communicate([step.conversation(self._compressor)], [watch])
         self._kinds = watch.kinds
-        return _Step(result.exchanged.reduced, watch.last_request - start, watch.sent)
+        return _Step(exchanged.reduced, watch.last_request - start, watch.sent)
 
 
 class _Step(NamedTuple):

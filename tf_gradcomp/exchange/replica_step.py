@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.phased import Phased
-from tf_gradcomp.compressors.protocols import conversation, delayed, settings_in_force
+from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import add_residuals, all_finite
@@ -19,20 +19,19 @@ from tf_gradcomp.exchange.gradients import add_residuals, all_finite
 Result = TypeVar("Result")
 
 
-class MethodResult(NamedTuple):
-    """Result of a step of the compressor for one replica."""
+class Flags(NamedTuple):
+    """Bits of one replica; after the exchange, the logical or of all replicas' bits."""
 
-    exchanged: Exchanged  # the result of the compressor
-    # For each gradient that came as slices, the rows that any replica touched, as bool [rows]; None
-    # for the other gradients.
+    # For each gradient that came as slices, the rows that were touched, as bool [rows]; None for
+    # the other gradients.
     touched: list[tf.Tensor | None]
-    # bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
-    delayed: tf.Tensor
-    # bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if `begins` is
-    # None.
-    begins: tf.Tensor
-    # bool [votes], the logical or of all replicas' `ReplicaStep.votes`; None if `votes` is None.
-    votes: tf.Tensor | None
+    # bool [tensors], which gradients without second moments so far are not all zeros; None without
+    # a preconditioner. The payload cannot tell: a gradient may be delayed for many steps before any
+    # entry is sent.
+    begins: tf.Tensor | None = None
+    # bool [votes], further bits, which the exchange itself does not use; None if the caller has
+    # none.
+    votes: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,22 +39,13 @@ class ReplicaStep:
     """Input of a step of the compressor for one replica."""
 
     inputs: ExchangeInputs  # the inputs of the compressor; all gradients are dense
-    # For each gradient that came as slices, the rows that this replica touched, as bool [rows];
-    # None for the other gradients.
-    touched: Sequence[tf.Tensor | None]
+    flags: Flags  # the bits of this replica
     # bool scalar, equal on all replicas: whether any residual may be nonzero.
     residuals_wait: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
-    # bool [tensors], which gradients without second moments so far are not all zeros on this
-    # replica; None without a preconditioner. The payload cannot tell: a gradient may be delayed for
-    # many steps before any entry is sent.
-    begins: tf.Tensor | None = None
     # bool [1], whether a gradient plus its residual is not finite; None if the compressor adds the
     # residuals.
     overflows: tf.Tensor | None = None
-    # bool [votes], further bits, which the exchange itself does not use; None if the caller has
-    # none.
-    votes: tf.Tensor | None = None
 
     @classmethod
     def of(
@@ -65,11 +55,12 @@ class ReplicaStep:
         residuals_wait: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
         not_begun: tf.Tensor | None = None,
+        votes: tf.Tensor | None = None,
     ) -> ReplicaStep:
         """Returns the step of a replica whose gradients may be slices.
 
         `not_begun` marks the gradients that no replica has had yet; None if nobody asks which
-        gradients begin.
+        gradients begin. For `votes`, see `Flags`.
         """
         pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
         touched = [
@@ -81,22 +72,28 @@ class ReplicaStep:
         dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
         inputs = dataclasses.replace(inputs, gradients=dense)
         begins = None if not_begun is None else _begin(dense, not_begun)
-        return cls(inputs, touched, tf.convert_to_tensor(residuals_wait), residual_scale, begins)
+        flags = Flags(touched, begins, votes)
+        return cls(inputs, flags, tf.convert_to_tensor(residuals_wait), residual_scale)
 
-    def conversation(self, compressor: Compressor) -> Generator[Request, Any, MethodResult]:
-        """Exchanges the gradients by a compressor, whose warm-up and phases are ignored."""
+    def conversation(
+        self, compressor: Compressor
+    ) -> Generator[Request, Any, tuple[Exchanged, Flags]]:
+        """Exchanges the gradients by a compressor, whose warm-up and phases are ignored.
+
+        Returns the compressor's result, and the flags of all replicas.
+        """
         step = self
         has_own = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if not has_own and self.inputs.state.get(RESIDUAL):
             # Another method, in a warm-up, a phase or an earlier job, left this residual.
             step = self.with_residuals()
-        exchanged, flags = yield from metadata.with_metadata(
+        exchanged, bits = yield from metadata.with_metadata(
             conversation(compressor, step.inputs),
-            tf.concat([tf.zeros([0], tf.bool), *step.flags], 0),
+            tf.concat([tf.zeros([0], tf.bool), *step.bits], 0),
             step.inputs.size,
             functools.partial(step.tag, compressor),
         )
-        return _finish(compressor, step, exchanged, flags)
+        return exchanged, _finish(step, exchanged, bits)
 
     def with_residuals(self) -> ReplicaStep:
         """Returns this step with the residuals added to the gradients, if all sums are finite."""
@@ -114,11 +111,10 @@ class ReplicaStep:
         return dataclasses.replace(self, inputs=inputs, overflows=tf.logical_not([finite]))
 
     @property
-    def flags(self) -> list[tf.Tensor]:
-        """The bits whose logical or over the replicas every replica must know."""
-        touched = [rows for rows in self.touched if rows is not None]
-        rest = [flags for flags in (self.begins, self.overflows, self.votes) if flags is not None]
-        return [*touched, *rest]
+    def bits(self) -> list[tf.Tensor]:
+        """The vectors of bits whose logical or over the replicas every replica must know."""
+        every = [*tf.nest.flatten(self.flags), self.overflows]
+        return [bits for bits in every if bits is not None]
 
     def tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
         """Returns the tag of this step for a sum in a dtype."""
@@ -127,15 +123,11 @@ class ReplicaStep:
         return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
 
 
-def _finish(
-    compressor: Compressor, step: ReplicaStep, exchanged: Exchanged, flags: tf.Tensor
-) -> MethodResult:
-    """Clears residuals that are sent or that no sum can hold; returns the replica's result."""
-    lengths = [part.shape.num_elements() for part in step.flags]
-    parts = iter(tf.split(flags, lengths) if lengths else [])
-    touched = [None if rows is None else next(parts) for rows in step.touched]
-    is_delayed = delayed(compressor, step.inputs)
-    begins = tf.zeros_like(is_delayed) if step.begins is None else next(parts)
+def _finish(step: ReplicaStep, exchanged: Exchanged, bits: tf.Tensor) -> Flags:
+    """Clears residuals that are sent or that no sum can hold; returns the flags of all replicas."""
+    lengths = [part.shape.num_elements() for part in step.bits]
+    parts = iter(tf.split(bits, lengths) if lengths else [])
+    flags = tf.nest.map_structure(lambda own: None if own is None else next(parts), step.flags)
     if step.overflows is None:
         _clear_where_too_large(step.inputs, exchanged.reduced)
     else:
@@ -143,8 +135,7 @@ def _finish(
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
         tf.cond(tf.logical_and(step.residuals_wait, gone), clear, lambda: None)
-    votes = None if step.votes is None else next(parts)
-    return MethodResult(exchanged, touched, is_delayed, begins, votes)
+    return flags
 
 
 def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:

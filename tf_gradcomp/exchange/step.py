@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
-from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.phased import takes_turns
-from tf_gradcomp.compressors.protocols import slices_dtype
+from tf_gradcomp.compressors.protocols import delayed, slices_dtype
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.host_state import OnHost
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage
+from tf_gradcomp.exchange.replica_step import Flags, ReplicaStep, by_stage
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
@@ -73,21 +72,22 @@ def take_step(
         finite = all_finite([sums[place] for place in slices])
     if dense:
         with contextlib.ExitStack() as on_host:
-            steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
+            steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates, votes)
             if observe:
                 steps = observe(dense, steps)
-            if votes is not None:
-                steps = [dataclasses.replace(step, votes=votes) for step in steps]
             if takes_turns(setup.compressor):
-                results, more = _exchange_by_stage(setup.compressor, steps, communicators)
+                results, more = _exchange_by_stage(replicas, dense, steps)
             else:
                 conversations = [step.conversation(setup.compressor) for step in steps]
                 results, more = communicate(conversations, communicators)
-        finite = _restore(dense, gradients[0], results[0], sums)
-        votes_of_any = results[0].votes
+                _note_delayed(setup.compressor, replicas, dense, steps)
+        exchanged, flags = zip(*results, strict=True)
+        finite = _restore(dense, gradients[0], exchanged[0], flags[0].touched, sums)
+        votes_of_any = flags[0].votes
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
-        _note_results(replicas, dense, results, more)
-        _note_beginnings(replicas, dense, results, finite, updates)
+        for replica, own, of_one in zip(replicas, exchanged, more, strict=True):
+            replica.count(dense, of_one, own.tensor_bytes)
+        _note_beginnings(replicas, dense, flags, finite, updates)
 
     for replica, rest in zip(replicas, left, strict=True):
         replica.count_exchange(finite)
@@ -169,6 +169,7 @@ def _replica_steps(
     gradients: Sequence[Gradients],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
+    votes: tf.Tensor | None,
 ) -> list[ReplicaStep]:
     """Returns the inputs of the compressor for each replica, with its state on the host."""
     setup = replicas[0].setup
@@ -176,33 +177,36 @@ def _replica_steps(
     for replica, own in zip(replicas, gradients, strict=True):
         handles = on_host.enter_context(OnHost(replica.state(places), setup.on_gpu))
         given = [own[place] for place in places]
-        steps.append(_replica_step(replica, places, given, handles, finite, updates))
+        steps.append(_replica_step(replica, places, given, handles, finite, updates, votes))
         if setup.variables.ahead:
             replica.communicator.ahead = replica.local(setup.variables.ahead.words)
     return steps
 
 
 def _exchange_by_stage(
-    compressor: Compressor, steps: Sequence[ReplicaStep], communicators: Sequence[Communicator]
-) -> tuple[list[MethodResult], list[Sent]]:
+    replicas: Sequence[Replica], places: Sequence[int], steps: Sequence[ReplicaStep]
+) -> tuple[list[tuple[Exchanged, Flags]], list[Sent]]:
     """Exchanges gradients by the warm-up or the phase of this step."""
+    communicators = [replica.communicator for replica in replicas]
 
-    def exchange(method: Compressor) -> tuple[list[MethodResult], list[Sent]]:
-        return communicate([step.conversation(method) for step in steps], communicators)
+    def exchange(method: Compressor) -> tuple[list[tuple[Exchanged, Flags]], list[Sent]]:
+        conversations = [step.conversation(method) for step in steps]
+        results, sent = communicate(conversations, communicators)
+        _note_delayed(method, replicas, places, steps)
+        return results, sent
 
-    return by_stage(compressor, steps[0].inputs, exchange)
+    return by_stage(replicas[0].setup.compressor, steps[0].inputs, exchange)
 
 
-def _note_results(
+def _note_delayed(
+    method: Compressor,
     replicas: Sequence[Replica],
     places: Sequence[int],
-    results: Sequence[MethodResult],
-    sent: Sequence[Sent],
+    steps: Sequence[ReplicaStep],
 ) -> None:
-    """Counts the bytes of dense gradients, and writes which gradients are delayed."""
-    for replica, result, of_one in zip(replicas, results, sent, strict=True):
-        replica.count(places, of_one, result.exchanged.tensor_bytes)
-        replica.set_fact(replica.setup.variables.delayed, result.delayed, places)
+    """Writes which gradients the method of this step mostly delays."""
+    for replica, step in zip(replicas, steps, strict=True):
+        replica.set_fact(replica.setup.variables.delayed, delayed(method, step.inputs), places)
 
 
 def _replica_step(
@@ -212,6 +216,7 @@ def _replica_step(
     handles: dict[str, list[tf.Tensor]],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
+    votes: tf.Tensor | None,
 ) -> ReplicaStep:
     """Returns a replica's inputs to the exchange of dense gradients."""
     setup, communicator = replica.setup, replica.communicator
@@ -240,29 +245,34 @@ def _replica_step(
         residuals_wait=replica.residuals_wait(places),
         residual_scale=replica.residual_scale,
         not_begun=not_yet,
+        votes=votes,
     )
 
 
 def _restore(
-    places: Sequence[int], gradients: Gradients, result: MethodResult, sums: list[Any]
+    places: Sequence[int],
+    gradients: Gradients,
+    exchanged: Exchanged,
+    touched: Sequence[tf.Tensor | None],
+    sums: list[Any],
 ) -> tf.Tensor:
     """Puts sums at their places, in the dtypes and forms of a replica's own gradients.
 
     Returns whether to take the step: not if a sum overflows float16.
     """
     halves = []
-    for place, total, rows in zip(places, result.exchanged.reduced, result.touched, strict=True):
+    for place, total, rows in zip(places, exchanged.reduced, touched, strict=True):
         sums[place] = sparse.as_given(gradients[place], total, rows)
         if sums[place].dtype == tf.float16:
             halves.append(sums[place])
-    finite = result.exchanged.finite
+    finite = exchanged.finite
     return tf.logical_and(finite, all_finite(halves)) if halves else finite
 
 
 def _note_beginnings(
     replicas: Sequence[Replica],
     places: Sequence[int],
-    results: Sequence[MethodResult],
+    flags: Sequence[Flags],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
 ) -> None:
@@ -271,6 +281,6 @@ def _note_beginnings(
     if not setup.preconditioner or updates is None:
         return
     fact = setup.variables.facts.moments_since
-    for replica, result in zip(replicas, results, strict=True):
+    for replica, of_any in zip(replicas, flags, strict=True):
         since = replica.fact(fact, places)
-        replica.set_fact(fact, since_after(updates, since, result.begins, finite), places)
+        replica.set_fact(fact, since_after(updates, since, of_any.begins, finite), places)
