@@ -76,7 +76,7 @@ def dense_paths(settings: Settings) -> list[str]:
         policy.spec(variable.path, variable.shape, variable.dtype)
         for variable in model.trainable_variables
     ]
-    return [specs[place].path for place in _lgc(settings).phase_settings.layout(specs).whole]
+    return [specs[place].path for place in _lgc(settings).layout(specs).whole]
 
 
 def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:

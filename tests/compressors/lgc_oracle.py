@@ -21,7 +21,7 @@ def lgc_oracle(
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
-    layout = compressor.phase_settings.layout(specs)
+    layout = compressor.layout(specs)
     size = len(gradients)
     leads = leader(step, size)
     residuals = [[array.reshape(-1) for array in of_one[RESIDUAL]] for of_one in state]

@@ -54,7 +54,7 @@ def gradients(seed, size=3):
 
 def weights_of(compressor, seed=5):
     """Random weights that neither blow up nor vanish from layer to layer."""
-    shapes = compressor.architecture.shapes(compressor.phase_settings.innovations)
+    shapes = compressor.architecture.shapes(compressor.innovations)
     generator = np.random.default_rng(seed)
     parts = [
         generator.normal(size=shape) / np.sqrt(np.prod(shape[:-1]) if len(shape) > 1 else 100)
@@ -208,7 +208,7 @@ def test_an_identity_is_top_k_by_a_leader():
 
 def as_reference(values, compressor, leads, parts, pattern):
     """Encodes the coded tensors by the reference; values by replica, flat."""
-    entries = compressor.phase_settings.layout(SPECS).entries
+    entries = compressor.layout(SPECS).entries
     sizes = [SPECS[place].elements for place in CODED]
     rows = np.stack([np.concatenate([of_one[place] for place in CODED]) for of_one in values])
     places = lgc.top_k_by_leader(rows, leads, [entries[place] for place in CODED], sizes)
@@ -216,7 +216,7 @@ def as_reference(values, compressor, leads, parts, pattern):
     coder = lgc.Network((architecture.encoder, architecture.decoder), parts).coder()
     if pattern == "all_reduce":
         return lgc.all_reduce(rows, places, leads, coder)
-    added = compressor.phase_settings.added(len(places))
+    added = compressor.layout(SPECS).added
     return lgc.parameter_server(rows, places, leads, coder, added)
 
 
@@ -264,7 +264,7 @@ def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype
             payload - tensors.sum()
             for payload, tensors in zip(outcome.payload_bytes, outcome.tensor_bytes, strict=True)
         ]
-        once = 4 * compressor.phase_settings.job_state(SPECS)[WEIGHTS].shape[0] // 3
+        once = 4 * compressor.job_state(SPECS)[WEIGHTS].shape[0] // 3
         switched = once if phase == SWITCHING and step == 0 else 0
         assert all(0 < header - switched <= 70 for header in headers)
     before, given = lockstep.state, gradients(2)
@@ -490,7 +490,7 @@ def test_counted_bytes_equal_the_formulas(pattern):
     elements = sum(spec.elements for spec in SPECS)
     words = sum(
         lgc.packed(np.zeros(count), spec.elements).size
-        for spec, count in zip(SPECS, compressor.phase_settings.layout(SPECS).entries, strict=True)
+        for spec, count in zip(SPECS, compressor.layout(SPECS).entries, strict=True)
     )
     sizes = lgc.Sizes(elements, dense, coded, plain, 64, 2, 4 * words)
     flag, header = 4, 56 if pattern == "parameter_server" else 0
@@ -524,7 +524,7 @@ def test_a_name_with_settings():
 
 def test_which_variables_are_coded():
     def layout(**settings):
-        return LGC(**settings).phase_settings.layout(specs)
+        return LGC(**settings).layout(specs)
 
     specs = [
         *SPECS,

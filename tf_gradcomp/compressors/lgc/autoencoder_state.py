@@ -29,6 +29,7 @@ from tf_gradcomp.compressors.lgc.settings import (
     VECTORS,
     WANTED,
     WEIGHTS,
+    phase_of,
 )
 from tf_gradcomp.policy import GradientSpec
 
@@ -76,7 +77,7 @@ class AutoencoderState:
     @property
     def phase(self) -> int:
         """Returns the phase of the next step (see `settings.py`); dense steps come before."""
-        return int(self.lgc.phase_settings.phase(self.job_state).numpy())
+        return int(phase_of(self.lgc, self.job_state).numpy())
 
     @property
     def in_use(self) -> bool:
@@ -104,8 +105,7 @@ class AutoencoderState:
     @property
     def added(self) -> int:
         """Returns the number of coded entries in a replica's innovation."""
-        settings = self.lgc.phase_settings
-        return settings.added(settings.layout(self.specs).coded_entries)
+        return self.lgc.layout(self.specs).added
 
     @property
     def last_learnt(self) -> int:

@@ -53,7 +53,7 @@ class Coding(Phase, registered=False):
             nothing = step.coded()
             sums = yield from step.sum()
             return step.end(sums, nothing, sums.finite, 0)
-        in_turn = self._all_reduce if self._of.pattern == ALL_REDUCE else self._parameter_server
+        in_turn = self._all_reduce if self._lgc.pattern == ALL_REDUCE else self._parameter_server
         own, totals, shares, sums, finite, coded_bytes = yield from in_turn(step)
         exchanged = step.end(sums, totals, finite, coded_bytes, own - shares)
         decoded, state = digest_of_floats(totals), inputs.job_state
@@ -96,7 +96,7 @@ class Coding(Phase, registered=False):
             tf.gather(state[name].read_value(), numbers) for name in (NORMS, RISE_UNTIL)
         )
         first = tf.maximum(inputs.step, 1)
-        again = inputs.step + self._of.training_steps
+        again = inputs.step + self._lgc.training_steps
         until = tf.where(before > 0, until, tf.where(until > 0, again, first))
         rises = tf.logical_or(before == 0, inputs.step < until)
         before = tf.where(rises, tf.maximum(before, now), before)
@@ -108,7 +108,7 @@ class Coding(Phase, registered=False):
         """The latents of all replicas are averaged, with the leader's scale."""
         entries, size = step.layout.coded_entries, step.inputs.size
         network = self._network(step.inputs)
-        summed = self._of.latent_dtype == FLOAT16
+        summed = self._lgc.latent_dtype == FLOAT16
 
         def scales(chosen: tf.Tensor) -> tf.Tensor:
             told = [scale_of(chosen)]
@@ -121,7 +121,7 @@ class Coding(Phase, registered=False):
         told = tf.bitcast((yield from self._follow(step, 1 + summed, scales)), tf.float32)
         scale, own = told[0], step.coded()
         own_latent = network.encode(self._vectors(over_scale(own, scale)[tf.newaxis]))
-        flat = tf.reshape(own_latent, [self._of.architecture.latents(entries)])
+        flat = tf.reshape(own_latent, [self._lgc.architecture.latents(entries)])
         flat = tf.where(step.own_finite, flat, tf.zeros_like(flat))
         if summed:
             sums = yield from step.sum()
@@ -140,15 +140,15 @@ class Coding(Phase, registered=False):
     def _parameter_server(self, step: LeaderStep) -> Generator[Request, tf.Tensor, Any]:
         """The leader's latent for all, and each replica's innovation."""
         inputs, entries = step.inputs, step.layout.coded_entries
-        size, count = inputs.size, self._of.added(entries)
-        network, architecture = self._network(inputs), self._of.architecture
+        size, count = inputs.size, step.layout.added
+        network, architecture = self._network(inputs), self._lgc.architecture
 
         def latent(chosen: tf.Tensor) -> tf.Tensor:
             scaled = over_scale(chosen, scale_of(chosen))
             return self._as_words(network.encode(self._vectors(scaled[tf.newaxis])))
 
-        floats = self._of.architecture.latents(entries)
-        halved = self._of.latent_dtype != FLOAT32
+        floats = self._lgc.architecture.latents(entries)
+        halved = self._lgc.latent_dtype != FLOAT32
         latent_bytes = 4 * (-(-floats // 2) if halved else floats)  # in whole words
         told = yield from self._follow(step, latent_bytes // 4, latent)
         own = step.coded()
@@ -171,7 +171,7 @@ class Coding(Phase, registered=False):
         floats = tf.bitcast(floats, tf.float32)
         rows = tf.repeat(tf.range(size), count)
         where = tf.stack([rows, tf.reshape(places, [-1])], 1)
-        length = self._of.padded(entries)
+        length = architecture.padded(entries)
         innovations = tf.scatter_nd(where, tf.reshape(floats[:, 1:], [-1]), [size, length])
         shape = [1, length // architecture.shortening, architecture.channels]
         expanded = network.expand(tf.reshape(self._from_words(told, entries), shape))
@@ -182,17 +182,17 @@ class Coding(Phase, registered=False):
 
     def _as_words(self, latent: tf.Tensor) -> tf.Tensor:
         flat = tf.reshape(latent, [-1])
-        if self._of.latent_dtype == FLOAT32:
+        if self._lgc.latent_dtype == FLOAT32:
             return tf.bitcast(flat, tf.int32)
         bounded = tf.clip_by_value(flat, tf.float16.min, tf.float16.max)
         halves = tf.pad(tf.cast(bounded, tf.float16), [[0, tf.size(flat) % 2]])
         return tf.bitcast(tf.reshape(halves, [-1, 2]), tf.int32)
 
     def _from_words(self, words: tf.Tensor, entries: int) -> tf.Tensor:
-        if self._of.latent_dtype == FLOAT32:
+        if self._lgc.latent_dtype == FLOAT32:
             return tf.bitcast(words, tf.float32)
         halves = tf.reshape(tf.bitcast(words, tf.float16), [-1])
-        return tf.cast(halves[: self._of.architecture.latents(entries)], tf.float32)
+        return tf.cast(halves[: self._lgc.architecture.latents(entries)], tf.float32)
 
 
 def _norms(inputs: ExchangeInputs) -> tf.Tensor:

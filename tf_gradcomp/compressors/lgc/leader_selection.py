@@ -34,6 +34,7 @@ class Layout:
     entries: tuple[int, ...]
     # Number of int32 words for the positions of each tensor's chosen entries.
     place_words: tuple[int, ...]
+    added: int  # number of coded entries that each replica sends uncoded, besides the code
 
     @property
     def selected(self) -> tuple[int, ...]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp import ops
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import JobStateSpec
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
 from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
 from tf_gradcomp.compressors.lgc.coding import Coding
-from tf_gradcomp.compressors.lgc.leader_selection import BY_VALUE, ORDERS
+from tf_gradcomp.compressors.lgc.leader_selection import BY_VALUE, ORDERS, Layout
 from tf_gradcomp.compressors.lgc.phases import Collecting, Rounding, Summing, Switching
 from tf_gradcomp.compressors.lgc.settings import (
     ALL_REDUCE,
@@ -20,7 +23,8 @@ from tf_gradcomp.compressors.lgc.settings import (
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
-    PhaseSettings,
+    job_state_specs,
+    phase_of,
 )
 from tf_gradcomp.compressors.per_variable import (
     SHARE,
@@ -30,11 +34,21 @@ from tf_gradcomp.compressors.per_variable import (
     one_of,
 )
 from tf_gradcomp.compressors.phased import Phased
-from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
+from tf_gradcomp.policy import (
+    CONVOLUTION,
+    DENSE,
+    EMBEDDING,
+    FIRST,
+    LAST,
+    RECURRENT,
+    VECTOR,
+    GradientSpec,
+)
 
 _DENSITY = 0.001
 _STEPS = Valid("a whole number of at least 1", lambda steps: is_whole_number(steps, 1, 2**31))
 _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
+_SMALLEST = 1024  # elements of a tensor whose entries are chosen
 
 
 class LGC(Phased):
@@ -126,30 +140,49 @@ class LGC(Phased):
         self.order = one_of(*ORDERS).checked("LGC: order", order)
         self.latent_dtype = one_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
         self.guard = float(SHARE.checked("LGC: guard", guard))
-        innovations = pattern == PARAMETER_SERVER
-        self.architecture = Architecture.of(autoencoder).checked_weights(innovations)
-        self.phase_settings = PhaseSettings(
-            pattern=self.pattern,
-            training_steps=self.training_steps,
-            density=self.density,
-            innovation=self.innovation,
-            order=self.order,
-            latent_dtype=self.latent_dtype,
-            architecture=self.architecture,
-            config=self._short_config(),
-        )
-        settings = self.phase_settings
+        self.architecture = Architecture.of(autoencoder).checked_weights(self.innovations)
         self.phases = (
-            Summing(settings),
-            Collecting(settings),
-            Switching(settings),
-            Coding(settings),
-            Rounding(settings),
+            Summing(self),
+            Collecting(self),
+            Switching(self),
+            Coding(self),
+            Rounding(self),
         )
+
+    @property
+    def innovations(self) -> bool:
+        """Returns whether the autoencoder's output has a channel for innovations."""
+        return self.pattern == PARAMETER_SERVER
+
+    def layout(self, specs: Sequence[GradientSpec]) -> Layout:
+        """Returns the layout, which says how each tensor is sent."""
+        entries = tuple(self._entries(spec) for spec in specs)
+        selected = [place for place, count in enumerate(entries) if count]
+        coded = tuple(place for place in selected if specs[place].end != LAST)
+        return Layout(
+            whole=tuple(place for place, count in enumerate(entries) if not count),
+            coded=coded,
+            plain=tuple(place for place in selected if specs[place].end == LAST),
+            entries=entries,
+            place_words=tuple(
+                ops.leader_place_words(spec.elements, count)
+                for spec, count in zip(specs, entries, strict=True)
+            ),
+            added=math.ceil(self.innovation * sum(entries[place] for place in coded)),
+        )
+
+    def _entries(self, spec: GradientSpec) -> int:
+        """Returns the number of chosen entries of a tensor; 0 if it is sent dense."""
+        named = any(re.search(pattern, spec.path) for pattern in self.density.overrides)
+        small = spec.elements < _SMALLEST or spec.kind == VECTOR
+        density = self.density.of(spec)
+        if density is None or ((small or spec.end == FIRST) and not named):
+            return 0
+        return max(1, math.ceil(density * spec.elements)) if spec.elements else 0
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """The phase, the autoencoder's weights, and its training vectors."""
-        return self.phase_settings.job_state(specs)
+        return job_state_specs(self, specs)
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
         """Returns the hook that trains the autoencoder."""
@@ -157,7 +190,7 @@ class LGC(Phased):
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """Returns the phase of the job; see `settings.py`."""
-        return tf.cast(self.phase_settings.phase(job_state), tf.int32)
+        return tf.cast(phase_of(self, job_state), tf.int32)
 
     def get_config(self) -> dict[str, Any]:
         given = self.architecture != Architecture() or self.architecture.weights is not None

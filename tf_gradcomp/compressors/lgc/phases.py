@@ -9,7 +9,7 @@ replicas change phase in the next step. No replica therefore waits for another b
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
@@ -28,13 +28,16 @@ from tf_gradcomp.compressors.lgc.settings import (
     VECTORS,
     WANTED,
     WEIGHTS,
-    PhaseSettings,
+    reset_if_incompatible,
 )
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
 from tf_gradcomp.compressors.value_bits import gather_codes
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 from tf_gradcomp.policy import GradientSpec
+
+if TYPE_CHECKING:
+    from tf_gradcomp.compressors.lgc.method import LGC
 
 _LARGEST = 1e6  # of a vector for the autoencoder; with its own scale, none is so large
 _FALLBACK_BITS = 8
@@ -45,18 +48,18 @@ class Phase(HasSettings, registered=False):
 
     delays_unless = 0
 
-    def __init__(self, settings: PhaseSettings) -> None:
+    def __init__(self, lgc: LGC) -> None:
         super().__init__()
-        self._of = settings
+        self._lgc = lgc
 
     def get_config(self) -> dict[str, Any]:
-        return {**self._of.config}
+        return {"of": repr(self._lgc)}
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        return list(self._of.layout(specs).entries)
+        return list(self._lgc.layout(specs).entries)
 
     def _step(self, inputs: ExchangeInputs) -> LeaderStep:
-        return LeaderStep(inputs, self._of.layout(inputs.specs), self._of.order)
+        return LeaderStep(inputs, self._lgc.layout(inputs.specs), self._lgc.order)
 
     def _header(self, inputs: ExchangeInputs) -> dict[str, Any]:
         return {
@@ -67,13 +70,13 @@ class Phase(HasSettings, registered=False):
 
     def _network(self, inputs: ExchangeInputs) -> Network:
         weights = inputs.job_state[WEIGHTS].read_value()
-        return Network(self._of.architecture, weights, self._of.innovations)
+        return Network(self._lgc.architecture, weights, self._lgc.innovations)
 
     def _vectors(self, entries: tf.Tensor) -> tf.Tensor:
         """Entries over their scale, as vectors for the autoencoder: [rows, n] to [rows, padded]."""
         count = entries.shape[1]
         bounded = tf.clip_by_value(entries, -_LARGEST, _LARGEST)
-        return tf.pad(bounded, [[0, 0], [0, self._of.padded(count) - count]])
+        return tf.pad(bounded, [[0, 0], [0, self._lgc.architecture.padded(count) - count]])
 
 
 class Summing(Phase, registered=False):
@@ -83,7 +86,7 @@ class Summing(Phase, registered=False):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts the positions of the leader's largest entries, and sums these entries."""
-        self._of.reset_if_incompatible(inputs.job_state)
+        reset_if_incompatible(self._lgc, inputs.job_state)
         step = self._step(inputs)
         yield from _follow_news(step)
         own = step.coded()
@@ -123,7 +126,7 @@ class Collecting(Phase, registered=False):
         number = state[COLLECTED].read_value()
         of_all = tf.roll(of_all, -step.leader, 0)
         scales = scales_of(of_all)
-        if self._of.pattern == ALL_REDUCE:  # one scale for all
+        if self._lgc.pattern == ALL_REDUCE:  # one scale for all
             scales = tf.fill([inputs.size], scales[0])
         vectors = self._vectors(tf.math.divide_no_nan(of_all, scales[:, tf.newaxis]))[:kept]
         unused = state[VECTORS].shape[1] - vectors.shape[1]  # by a step with some of the gradients

@@ -1,23 +1,18 @@
-"""Settings that LGC's phases share, and state that the phases keep for the whole job."""
+"""Values of LGC's settings, its phases, and the state that the phases keep for the whole job."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
-import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import JobStateSpec
-from tf_gradcomp.compressors.lgc.autoencoder import Architecture
-from tf_gradcomp.compressors.lgc.leader_selection import Layout
-from tf_gradcomp.compressors.per_variable import PerVariable
-from tf_gradcomp.policy import FIRST, LAST, VECTOR, GradientSpec
+from tf_gradcomp.policy import GradientSpec
+
+if TYPE_CHECKING:
+    from tf_gradcomp.compressors.lgc.method import LGC
 
 ALL_REDUCE, PARAMETER_SERVER = "all_reduce", "parameter_server"
 FLOAT16, FLOAT32 = "float16", "float32"
@@ -58,102 +53,53 @@ SUMMING, COLLECTING, SWITCHING, CODING, ROUNDING = range(5)  # the phases, in th
 KEPT_VECTORS = 256
 KEPT_ERRORS = 20
 
-_SMALLEST = 1024  # elements of a tensor whose entries are chosen
+
+def phase_of(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+    """Returns the job's phase, int64 scalar; the first if its state has other settings."""
+    return tf.where(_is_made_for(lgc, job_state), job_state[PHASE].read_value(), SUMMING)
 
 
-@dataclasses.dataclass(frozen=True)
-class PhaseSettings:
-    """The settings of `LGC` that its phases need."""
+def reset_if_incompatible(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> None:
+    """Resets state that was learnt for other vectors, or by another autoencoder."""
 
-    pattern: str  # `ALL_REDUCE` or `PARAMETER_SERVER`
-    training_steps: int  # of the phase in which the autoencoder learns
-    density: PerVariable[float]  # the share of chosen entries, by variable
-    innovation: float  # the share of the coded entries in a replica's innovation
-    order: str  # of the coded entries; see `leader_selection.ORDERS`
-    latent_dtype: str  # `FLOAT32` or `FLOAT16`
-    architecture: Architecture  # of the autoencoder
-    config: Mapping[str, Any]  # all settings of `LGC`; they differ if replicas have other settings
+    def forget() -> None:
+        for name in _OF_WHAT_WAS_LEARNT:
+            job_state[name].assign(tf.zeros_like(job_state[name]))
 
-    @property
-    def innovations(self) -> bool:
-        """Returns whether the autoencoder's output has a channel for innovations."""
-        return self.pattern == PARAMETER_SERVER
+    tf.cond(_is_made_for(lgc, job_state), lambda: None, forget)
+    job_state[MADE_FOR].assign(_digest(lgc))
 
-    def phase(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Returns the job's phase, int64 scalar; the first if its state has other settings."""
-        return tf.where(self._is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
 
-    def _is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Returns whether the job's state is new, or is of an autoencoder with these settings."""
-        made_for = job_state[MADE_FOR].read_value()
-        return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
+def _is_made_for(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+    """Returns whether the job's state is new, or is of an autoencoder with these settings."""
+    made_for = job_state[MADE_FOR].read_value()
+    return tf.logical_or(tf.equal(made_for, _digest(lgc)), tf.equal(made_for, 0))
 
-    def reset_if_incompatible(self, job_state: Mapping[str, tf.Variable]) -> None:
-        """Resets state that was learnt for other vectors, or by another autoencoder."""
 
-        def forget() -> None:
-            for name in _OF_WHAT_WAS_LEARNT:
-                job_state[name].assign(tf.zeros_like(job_state[name]))
+def _digest(lgc: LGC) -> int:
+    sizes = (lgc.architecture.encoder, lgc.architecture.decoder, lgc.architecture.slope)
+    text = repr((lgc.pattern, lgc.order, lgc.innovation, sizes))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
 
-        tf.cond(self._is_made_for(job_state), lambda: None, forget)
-        job_state[MADE_FOR].assign(self._digest)
 
-    @functools.cached_property
-    def _digest(self) -> int:
-        sizes = (self.architecture.encoder, self.architecture.decoder, self.architecture.slope)
-        text = repr((self.pattern, self.order, self.innovation, sizes))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
-
-    def layout(self, specs: Sequence[GradientSpec]) -> Layout:
-        """Returns the layout, which says how each tensor is sent."""
-        entries = tuple(self._entries(spec) for spec in specs)
-        places = range(len(specs))
-        selected = [place for place in places if entries[place]]
-        return Layout(
-            whole=tuple(place for place in places if not entries[place]),
-            coded=tuple(place for place in selected if specs[place].end != LAST),
-            plain=tuple(place for place in selected if specs[place].end == LAST),
-            entries=entries,
-            place_words=tuple(
-                ops.leader_place_words(spec.elements, count)
-                for spec, count in zip(specs, entries, strict=True)
-            ),
-        )
-
-    def _entries(self, spec: GradientSpec) -> int:
-        named = any(re.search(pattern, spec.path) for pattern in self.density.overrides)
-        small = spec.elements < _SMALLEST or spec.kind == VECTOR
-        density = self.density.of(spec)
-        if density is None or ((small or spec.end == FIRST) and not named):
-            return 0
-        return max(1, math.ceil(density * spec.elements)) if spec.elements else 0
-
-    def padded(self, entries: int) -> int:
-        """The length of a vector of the autoencoder."""
-        return self.architecture.padded(max(entries, 1))
-
-    def added(self, entries: int) -> int:
-        """Returns the number of coded entries in a replica's innovation."""
-        return math.ceil(self.innovation * entries)
-
-    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """Returns the state that the phases keep for the whole job."""
-        length = self.padded(self.layout(specs).coded_entries)
-        parameters = self.architecture.parameters(self.innovations)
-        return {
-            MADE_FOR: JobStateSpec((), "int64"),
-            PHASE: JobStateSpec((), "int64"),
-            WANTED: JobStateSpec((), "int64"),
-            LATEST: JobStateSpec((2,)),
-            LEARNING: JobStateSpec((2,)),
-            COLLECTED: JobStateSpec((), "int64"),
-            VECTORS: JobStateSpec((KEPT_VECTORS, length)),
-            VECTOR_STEPS: JobStateSpec((KEPT_VECTORS,), "int64"),
-            LEARNT: JobStateSpec((), "int64"),
-            ERRORS: JobStateSpec((KEPT_ERRORS,)),
-            WEIGHTS: JobStateSpec((parameters,)),
-            NORMS: JobStateSpec((len(specs),), of_gradients=True),
-            RISE_UNTIL: JobStateSpec((len(specs),), "int64"),
-            DECODED: JobStateSpec((), "int64"),
-            SHARE_ERROR: JobStateSpec(()),
-        }
+def job_state_specs(lgc: LGC, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+    """Returns the state that the phases keep for the whole job."""
+    length = lgc.architecture.padded(max(lgc.layout(specs).coded_entries, 1))
+    parameters = lgc.architecture.parameters(lgc.innovations)
+    return {
+        MADE_FOR: JobStateSpec((), "int64"),
+        PHASE: JobStateSpec((), "int64"),
+        WANTED: JobStateSpec((), "int64"),
+        LATEST: JobStateSpec((2,)),
+        LEARNING: JobStateSpec((2,)),
+        COLLECTED: JobStateSpec((), "int64"),
+        VECTORS: JobStateSpec((KEPT_VECTORS, length)),
+        VECTOR_STEPS: JobStateSpec((KEPT_VECTORS,), "int64"),
+        LEARNT: JobStateSpec((), "int64"),
+        ERRORS: JobStateSpec((KEPT_ERRORS,)),
+        WEIGHTS: JobStateSpec((parameters,)),
+        NORMS: JobStateSpec((len(specs),), of_gradients=True),
+        RISE_UNTIL: JobStateSpec((len(specs),), "int64"),
+        DECODED: JobStateSpec((), "int64"),
+        SHARE_ERROR: JobStateSpec(()),
+    }

@@ -155,11 +155,8 @@ class AutoencoderTraining(keras.callbacks.Callback):
         state = self._state
         if state is None:
             return None
-        settings = state.lgc.phase_settings
-        weights = state.weights
-        return out_of_scope(
-            lambda: Autoencoder.of(settings.architecture, settings.innovations, weights)
-        )
+        lgc, weights = state.lgc, state.weights
+        return out_of_scope(lambda: Autoencoder.of(lgc.architecture, lgc.innovations, weights))
 
     @property
     def last_vectors(self) -> np.ndarray | None:
@@ -191,7 +188,7 @@ class _Trainer:
     """Trains a separate Keras model in a thread, outside every strategy and dtype policy."""
 
     def __init__(self, state: AutoencoderState, optimizer: Mapping[str, Any]) -> None:
-        self._settings = state.lgc.phase_settings
+        self._lgc = state.lgc
         self._added = state.added
         self._of = state.job_state
         self._last = 0
@@ -214,8 +211,8 @@ class _Trainer:
         return self._pool.submit(self._learn, collected).result()
 
     def _build(self, weights: np.ndarray | None, optimizer: Mapping[str, Any]) -> None:
-        settings = self._settings
-        self._model = Autoencoder.of(settings.architecture, settings.innovations, weights)
+        lgc = self._lgc
+        self._model = Autoencoder.of(lgc.architecture, lgc.innovations, weights)
         self._optimizer = keras.optimizers.deserialize(dict(optimizer))
         keras_private.build(self._optimizer, self._model.trainable_variables)
         self._step = tf.function(self._stepped, autograph=False, reduce_retracing=True)
@@ -230,7 +227,7 @@ class _Trainer:
     def _stepped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
-            if self._settings.innovations:
+            if self._lgc.innovations:
                 loss, error = self._of_leaders_latent(vectors)
             else:
                 loss, error = self._of_mean(vectors)
