@@ -259,8 +259,8 @@ def test_a_failure_is_known_before_all_have_told_theirs(meeting):
 
 
 def test_a_task_that_never_connects_is_lost(meeting):
-    first = Tasks(0, 2, meeting, "job", wait=0.2)
-    late = {1: "it did not connect within 0.2 seconds"}
+    first = Tasks(0, 2, meeting, "job", wait=5)
+    late = {1: "it did not connect within 5 seconds"}
     assert first.exchange("value") == Told({0: "value"}, late)
 
 
@@ -273,8 +273,11 @@ def test_a_program_that_says_nothing_is_not_waited_for(meeting, monkeypatch):
         Tasks(1, 2, meeting, "job", wait=60)
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="This machine has no IPv6.")
 def test_tasks_meet_by_ipv6(meeting):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
     port = meeting.rpartition(":")[2]
     first, second = (Tasks(rank, 2, f"[::1]:{port}", "job", wait=60) for rank in range(2))
     assert agree(first, second).lost == {}
