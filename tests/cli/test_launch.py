@@ -18,6 +18,20 @@ import json, os, signal, subprocess, sys, time
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 """
 LONG = 300  # seconds, on a busy machine
+# Lets a worker leave its id in a folder, and others wait until the worker has ended.
+ENDS_OF_OTHERS = """
+import os, time
+
+def leave_id(folder):
+    os.mkdir(os.path.join(folder, str(os.getpid())))
+
+def wait_for_end(folder):
+    while not (ids := os.listdir(folder)):
+        time.sleep(0.01)
+    while " Z " not in open(f"/proc/{ids[0]}/stat").read():  # the launcher keeps its entry
+        time.sleep(0.01)
+    time.sleep(0.5)  # so that the launcher sees the end
+"""
 
 
 class Watched:
@@ -137,11 +151,12 @@ time.sleep(3600)
     ]
 
 
-def test_the_others_may_say_in_the_grace_what_they_saw():
-    source = """
+def test_the_others_may_say_in_the_grace_what_they_saw(tmp_path):
+    source = f"""{ENDS_OF_OTHERS}
 if index == 0:
+    leave_id({str(tmp_path)!r})
     sys.exit(7)
-time.sleep(0.5)
+wait_for_end({str(tmp_path)!r})
 raise RuntimeError("lost worker 0")
 """
     result, _ = run(source, grace=3600)
@@ -151,9 +166,15 @@ raise RuntimeError("lost worker 0")
     assert result.summary()[1].endswith("RuntimeError: lost worker 0")
 
 
-def test_without_grace_the_others_continue(monkeypatch):
+def test_without_grace_the_others_continue(monkeypatch, tmp_path):
     monkeypatch.setattr("tf_gradcomp.launch.job._DEFAULT_GRACE", 0.0)
-    source = "time.sleep(0.5 * index); print('end'); sys.exit(1 - index)"
+    source = f"""{ENDS_OF_OTHERS}
+if index == 0:
+    leave_id({str(tmp_path)!r})
+    sys.exit(1)
+wait_for_end({str(tmp_path)!r})
+print("end")
+"""
     result, watched = run(source, grace=None)
     assert watched.of(1) == ["end"]
     assert [end.returncode for end in result.ends] == [1, 0]
@@ -225,10 +246,10 @@ if index == 0:
     time.sleep(3600)
 {DEAF}
 """
-    result, watched = run(source, timeout=1, grace=0.3)
-    assert watched.job.seconds > 1
+    result, watched = run(source, timeout=3, grace=0.3)
+    assert watched.job.seconds > 3
     assert result.exit_code == 124
-    assert result.summary() == ["the time limit of 1 s was reached; ended workers: 0, 1."]
+    assert result.summary() == ["the time limit of 3 s was reached; ended workers: 0, 1."]
     assert "KeyboardInterrupt" in watched.of(0)[-1]  # The traceback shows where the process hung.
 
 

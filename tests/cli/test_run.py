@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tf_gradcomp
+from tests.cli.test_launch import ENDS_OF_OTHERS
 from tests.workers import PYTHON, server
 from tf_gradcomp.cli.run import program_command
 from tf_gradcomp.stall_reports import continues, waits
@@ -290,16 +291,18 @@ def test_a_traceback_that_ends_no_worker_is_shown_soon(program):
     assert lines.index("[worker 1] MyError: x") < lines.index("[worker 1] still at work")
 
 
-def test_a_worker_that_left_early_is_named_as_the_cause(program):
-    path = program(
-        """
+def test_a_worker_that_left_early_is_named_as_the_cause(program, tmp_path):
+    source = """
         if index == 1:
+            leave_id(sys.argv[1])
             sys.exit()
-        time.sleep(1)
+        wait_for_end(sys.argv[1])
         raise OSError("UNAVAILABLE: Socket closed")
-        """
-    )
-    done = gradcomp("run", "-n", "2", path)
+    """
+    path = program(ENDS_OF_OTHERS + textwrap.dedent(source))
+    ids = tmp_path / "ids"
+    ids.mkdir()
+    done = gradcomp("run", "-n", "2", path, str(ids))
     assert done.returncode == 1
     left, died = done.stderr.splitlines()[-2:]
     assert re.match(r"gradcomp: worker 1 left first, after .* s, without an error, and", left)
