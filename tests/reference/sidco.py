@@ -16,6 +16,7 @@ METHOD = 7
 FIRST_DENSITY = 0.25
 FEWEST_ELEMENTS = 1024
 LEAST_CAP = 64
+CORRECTIONS = 3
 
 Arrays = Sequence[np.ndarray]
 
@@ -47,24 +48,49 @@ def stages_by_density(density: float) -> int:
 
 
 def threshold(magnitudes: np.ndarray, density: float, distribution: str, stages: int) -> np.float32:
-    """Returns the estimate after the last stage."""
-    sample = magnitudes[magnitudes > 0]
-    result = np.float32(0)
-    if not sample.size:
-        return result
-    wanted = density * magnitudes.size / sample.size
-    first = wanted if stages == 1 else max(wanted, FIRST_DENSITY)
-    later = [(wanted / first) ** (1 / (stages - 1))] * (stages - 1) if stages > 1 else []
-    for number, one in enumerate([first, *later]):
-        if sample.size < 2 or one >= 1:
+    """Returns the estimate after the last stage, corrected."""
+    wanted = density * magnitudes.size
+    sample, lowest, result = magnitudes, np.float32(0), np.float32(0)
+    for left in range(stages, 0, -1):
+        above = sample[sample > result]
+        if above.size <= max(wanted, 1):
             break
-        lowest = sample.min() if number else np.float32(0)
-        estimate = lowest + FITS[distribution](sample.astype(np.float64) - lowest, one)
+        first = left == stages
+        share = (wanted / above.size) ** (1 / left)
+        if first and stages > 1:
+            share = max(wanted / above.size, FIRST_DENSITY)
+        least = np.float32(0) if first else above.min()
+        estimate = least + FITS[distribution](above.astype(np.float64) - least, share)
         if not np.isfinite(estimate):
             break
-        result = np.float32(estimate)
-        sample = sample[sample > result]
-    return result
+        sample, lowest, result = above, least, np.float32(estimate)
+    return corrected(sample, lowest, result, wanted)
+
+
+def corrected(
+    sample: np.ndarray, lowest: np.float32, threshold: np.float32, wanted: float
+) -> np.float32:
+    """Moves a threshold towards one that so many exceed; the number's logarithm is linear."""
+    goal = np.log(wanted)
+    low = high = best = (np.float64(lowest), log_count(sample >= lowest))
+    for _ in range(1 + CORRECTIONS):
+        here = (np.float64(threshold), log_count(sample > threshold))
+        if abs(here[1] - goal) < abs(best[1] - goal):
+            best = here
+        if here[1] > goal:
+            low, there = here, high
+        else:
+            high, there = here, low
+        with np.errstate(all="ignore"):
+            slope = (there[0] - here[0]) / (there[1] - here[1])
+            moved = np.float32(here[0] + slope * (goal - here[1]))
+        threshold = moved if np.isfinite(moved) else threshold
+    return np.float32(best[0])
+
+
+def log_count(above: np.ndarray) -> np.float64:
+    """Returns the logarithm of a number, which is taken as at least 0.5."""
+    return np.log(max(np.count_nonzero(above), 0.5))
 
 
 def select(values: np.ndarray, density: float, distribution: str, stages: int) -> np.ndarray:

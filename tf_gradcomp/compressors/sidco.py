@@ -21,6 +21,7 @@ _FEWEST_ELEMENTS = 1024  # of a variable whose threshold is estimated
 _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
 _STAGES = whole_number(1, 20)
 _LEAST_CAP = 64
+_CORRECTIONS = 3  # of the last threshold
 
 
 class SIDCo(Compressor):
@@ -28,19 +29,21 @@ class SIDCo(Compressor):
 
     The magnitudes of residual plus gradient are fitted by a distribution, and its quantile is the
     threshold. Each further stage fits the distribution again, to the magnitudes above the last
-    threshold. Entries above the threshold are sent, as a 32-bit index and a float32 value each; the
-    rest stays in the residual. The number of sent entries differs by step and replica: about
-    `density` of the entries, and at most twice as many, or 64. A variable with fewer than 1024
-    elements sends its largest entries. Payloads are gathered, so the bytes that each replica
-    receives grow with the number of replicas.
+    threshold. Residuals lack the entries that earlier steps have sent, which no distribution
+    describes. So the last threshold is corrected three times, by the number of entries above it.
+    Entries above the threshold are sent, as a 32-bit index and a float32 value each; the rest stays
+    in the residual. The number of sent entries differs by step and replica: about `density` of the
+    entries, and at most twice as many, or 64. A variable with fewer than 1024 elements sends its
+    largest entries. Payloads are gathered, so the bytes that each replica receives grow with the
+    number of replicas.
 
     Use it to compare its thresholds with the exact choice of TopK, which is a native kernel. This
     method is plain TensorFlow.
 
     Args:
         density: The target share of sent entries, above 0 and below 1.
-        distribution: Of the magnitudes. `"pareto"` (generalized) sends 0.75 to 1.25 of the share on
-            light and heavy tails alike. `"exponential"` does so only if magnitudes are exponential.
+        distribution: Of the magnitudes. `"pareto"` (generalized) fits light and heavy tails alike.
+            `"exponential"` fits exponential magnitudes, and needs the corrections for others.
             The paper's gamma distribution is not offered: the closed form of its threshold is off
             by up to seven times.
         stages: The number of fits, from 1 to 20. None: by density, so that each stage after the
@@ -168,24 +171,66 @@ class SIDCo(Compressor):
         )
 
     def _threshold(self, magnitudes: tf.Tensor, size: int) -> tf.Tensor:
-        fit = _FITS[self.distribution]
-        sample = tf.boolean_mask(magnitudes, magnitudes > 0)
-        nonzero = tf.cast(tf.size(sample), tf.float64)
-        wanted = tf.math.divide_no_nan(tf.constant(self.density * size, tf.float64), nonzero)
-        first, *later = [wanted]
-        if self._stages > 1:
-            first = tf.maximum(wanted, _FIRST_DENSITY)
-            later = [(wanted / first) ** (1 / (self._stages - 1))] * (self._stages - 1)
-        threshold = tf.constant(0.0)
-        for number, density in enumerate([first, *later]):
-            lowest = tf.reduce_min(sample) if number else tf.constant(0.0)
-            rest = tf.cast(sample, tf.float64) - tf.cast(lowest, tf.float64)
-            next_one = tf.cast(tf.cast(lowest, tf.float64) + fit(rest, density), tf.float32)
-            use = tf.logical_and(tf.size(sample) >= 2, density < 1)
-            use = tf.logical_and(use, tf.math.is_finite(next_one))
-            threshold = tf.where(use, next_one, threshold)
-            sample = tf.boolean_mask(sample, sample > threshold)
-        return threshold
+        """Returns the last stage's estimate, corrected by the number of entries above it."""
+        wanted = tf.constant(self.density * size, tf.float64)
+
+        def stage(left: tf.Tensor, sample: tf.Tensor, *ends: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            lowest, threshold = ends
+            above = tf.boolean_mask(sample, sample > threshold)
+            count = tf.cast(tf.size(above), tf.float64)
+            first = tf.equal(left, self._stages)
+            next_lowest = tf.where(first, 0.0, tf.reduce_min(above))
+            # The paper's code fixes the share of each stage, so that errors of stages multiply.
+            share = (wanted / count) ** (1 / tf.cast(left, tf.float64))
+            if self._stages > 1:
+                share = tf.where(first, tf.maximum(wanted / count, _FIRST_DENSITY), share)
+            rest = tf.cast(above, tf.float64) - tf.cast(next_lowest, tf.float64)
+            estimate = tf.cast(next_lowest, tf.float64) + _FITS[self.distribution](rest, share)
+            estimate = tf.cast(estimate, tf.float32)
+            use = tf.logical_and(count > tf.maximum(wanted, 1.0), tf.math.is_finite(estimate))
+            sample = tf.cond(use, lambda: above, lambda: sample)
+            ends = (tf.where(use, next_lowest, lowest), tf.where(use, estimate, threshold))
+            return (tf.where(use, left - 1, 0), sample, *ends)
+
+        _, sample, lowest, threshold = tf.while_loop(
+            lambda left, *_: left > 0,
+            stage,
+            (tf.constant(self._stages), magnitudes, tf.constant(0.0), tf.constant(0.0)),
+            shape_invariants=tuple(map(tf.TensorShape, ([], [None], [], []))),
+        )
+        return _corrected(sample, lowest, threshold, wanted)
+
+
+def _corrected(
+    sample: tf.Tensor, lowest: tf.Tensor, threshold: tf.Tensor, wanted: tf.Tensor
+) -> tf.Tensor:
+    """Moves the threshold towards one that the wanted number of the sample exceed.
+
+    Between two thresholds, the logarithm of the number is taken as linear, as it is for exponential
+    magnitudes. Of all thresholds tried, the one with the best number is returned.
+
+    Args:
+        sample: The magnitudes that the last stage has fitted.
+        lowest: The smallest of them, or 0.
+        threshold: The last stage's estimate.
+        wanted: The number, float64.
+    """
+
+    def log_count(above: tf.Tensor) -> tf.Tensor:
+        return tf.math.log(tf.maximum(tf.cast(tf.math.count_nonzero(above), tf.float64), 0.5))
+
+    goal = tf.math.log(wanted)
+    low = high = best = tf.stack([tf.cast(lowest, tf.float64), log_count(sample >= lowest)])
+    for _ in range(1 + _CORRECTIONS):
+        here = tf.stack([tf.cast(threshold, tf.float64), log_count(sample > threshold)])
+        best = tf.where(tf.abs(here[1] - goal) < tf.abs(best[1] - goal), here, best)
+        too_many = here[1] > goal
+        there = tf.where(too_many, high, low)
+        low, high = tf.where(too_many, here, low), tf.where(too_many, high, here)
+        slope = (there[0] - here[0]) / (there[1] - here[1])
+        moved = tf.cast(here[0] + slope * (goal - here[1]), tf.float32)
+        threshold = tf.where(tf.math.is_finite(moved), moved, threshold)
+    return tf.cast(best[0], tf.float32)
 
 
 def _exponential(sample: tf.Tensor, density: tf.Tensor) -> tf.Tensor:
