@@ -30,6 +30,17 @@ TRAFFIC = {
 }
 
 
+def traffic(share):
+    """Returns the traffic of SIDCo that sends this share of the wanted number of entries."""
+    sizes = {"a": 100, "b": 10_000}  # the first is too small for an estimate
+    counts = {"a": 1, "b": share * 0.001 * sizes["b"]}
+    return {
+        "exchanges": 10,
+        "tensor_bytes": {name: 10 * (4 + 8 * count) for name, count in counts.items()},
+        "variables": {name: {"kind": "dense", "elements": size} for name, size in sizes.items()},
+    }
+
+
 def record(run, quality=98.0, **more):
     """Returns a record as a run leaves it."""
     measured = {"quality": quality, "curve": [0.9, 0.98], "seconds": 1.0, "processor": "a CPU"}
@@ -144,6 +155,16 @@ def test_patterns_choose_runs_and_the_longest_come_first():
         ("scalecom/overlap", {}, REPRODUCED),
         ("scalecom/large_batch", {"beta_=_1": {"quality": 97.0}}, REPRODUCED),
         ("scalecom/large_batch", {}, NOT_REPRODUCED),  # nothing is lost with beta = 1
+        (
+            "sidco/threshold",
+            {"SIDCo": {"traffic": traffic(1)}, "SIDCo,_LSTM": {"traffic": traffic(0.8)}},
+            REPRODUCED,
+        ),
+        (
+            "sidco/threshold",
+            {"SIDCo": {"traffic": traffic(1)}, "SIDCo,_LSTM": {"traffic": traffic(0.6)}},
+            NOT_REPRODUCED,
+        ),
         ("lgc/few_bits", {"LGC": {"period_payload_bytes": [80.0, 39.0]}}, REPRODUCED),
         ("lgc/few_bits", {}, NOT_REPRODUCED),
         ("lgreco/top_k", {"planned": {"period_payload_bytes": [40.0, 16.0]}}, REPRODUCED),
