@@ -33,6 +33,7 @@ class Given(NamedTuple):
     momentum: tf.Tensor  # the first moment, with `gradient` in it
     beta_1: float  # Adam's decay rate of the momentum
     step: tf.Tensor  # scalar, 1 in the first step
+    correction: tf.Tensor  # of `momentum`, see `bias_correction`
     # Scalar, Nadam's product of all momentum coefficients, this step's included; None for other
     # optimizers.
     product: Any = None
@@ -48,10 +49,14 @@ def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf
     return tf.where(delayed, nothing, gradient), tf.where(delayed, gradient, nothing)
 
 
+def bias_correction(beta_1: Any, step: tf.Tensor) -> tf.Tensor:
+    """Returns the number by which Adam divides the momentum in a step; in the dtype of `step`."""
+    return 1 - tf.pow(tf.cast(beta_1, step.dtype), step)
+
+
 def adam(given: Given) -> tf.Tensor:
     """The step of Adam and of AdamW."""
-    correction = 1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step)
-    return given.momentum / correction + given.direct
+    return given.momentum / given.correction + given.direct
 
 
 def lamb(given: Given) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -94,8 +94,16 @@ def times(gradient: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """Returns whether all gradients of this replica are finite, as a bool scalar."""
-    tensors = map(_values, gradients)
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+    finite = [tf.math.is_finite(_values(gradient)) for gradient in gradients]
+    return tf.reduce_all(to_scalars(tf.reduce_all, finite))
+
+
+def to_scalars(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Reduces each tensor to a scalar. Tensors of one rank share a constant, for a small graph."""
+    axes: dict[int | None, tf.Tensor | None] = {None: None}
+    for rank in {tensor.shape.rank for tensor in tensors} - {None}:
+        axes[rank] = tf.range(rank)
+    return [reduce(tensor, axes[tensor.shape.rank]) for tensor in tensors]
 
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.exchange import metadata, sparse
-from tf_gradcomp.exchange.gradients import add_residuals, all_finite
+from tf_gradcomp.exchange.gradients import add_residuals, all_finite, to_scalars
 
 Result = TypeVar("Result")
 
@@ -160,8 +160,10 @@ def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
     """Returns which of the gradients that have not begun are not all zeros; bool [tensors]."""
 
     def found() -> tf.Tensor:
-        some = [tf.reduce_any(tf.not_equal(gradient, 0)) for gradient in gradients]
-        return tf.logical_and(tf.stack(some), not_begun)
+        dtypes = {gradient.dtype for gradient in gradients}
+        zeros = {dtype: tf.zeros([], dtype) for dtype in dtypes}
+        nonzero = [tf.not_equal(gradient, zeros[gradient.dtype]) for gradient in gradients]
+        return tf.logical_and(tf.stack(to_scalars(tf.reduce_any, nonzero)), not_begun)
 
     # Most steps need not look at the gradients.
     none = tf.zeros([len(gradients)], tf.bool)

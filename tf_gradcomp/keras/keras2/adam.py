@@ -82,7 +82,10 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     step = tf.cast(optimizer.iterations + 1, dtype)
     is_nadam = isinstance(optimizer, _nadams())
     product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
-    given = momentum.Given(weights, gradient, direct, momentums, beta_1, step, product, schedule)
+    correction = momentum.bias_correction(beta_1, step)
+    given = momentum.Given(
+        weights, gradient, direct, momentums, beta_1, step, correction, product, schedule
+    )
     update = momentum.nadam(given) if is_nadam else momentum.adam(given)
     if isinstance(optimizer, _of_addons("LAMB")):
         update = _scaled_by_lamb(optimizer, update, variable, weights)

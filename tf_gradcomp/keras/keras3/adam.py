@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -61,11 +61,11 @@ def momentum_only(
     index = functools.partial(keras_private.variable_index, optimizer)
     is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
-    number = tf.cast(optimizer.iterations, tf.float32) + 1  # of this update, for all variables
+    numbers = _numbers(optimizer, divided)
 
     def update_step(gradient: Any, variable: Any, rate: Any) -> None:
         if index(variable) in is_delayed:
-            _update(optimizer, step, number, gradient, variable, rate, is_delayed[index(variable)])
+            _update(optimizer, step, numbers, gradient, variable, rate, is_delayed[index(variable)])
         else:
             whole(gradient, variable, rate)
 
@@ -74,10 +74,28 @@ def momentum_only(
         yield
 
 
+class _Numbers(NamedTuple):
+    """Numbers that an update computes once for all variables of a dtype."""
+
+    step: tf.Tensor
+    correction: tf.Tensor
+    new_share: tf.Tensor  # of the gradient in the momentum
+
+
+def _numbers(optimizer: Any, variables: Sequence[keras.Variable]) -> dict[tf.DType, _Numbers]:
+    step = tf.cast(optimizer.iterations, tf.float32) + 1
+    numbers = {}
+    for dtype in dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables):
+        own = tf.cast(step, dtype)
+        correction = momentum.bias_correction(optimizer.beta_1, own)
+        numbers[dtype] = _Numbers(own, correction, tf.constant(1 - optimizer.beta_1, dtype))
+    return numbers
+
+
 def _update(
     optimizer: Any,
     step: momentum.Step,
-    number: tf.Tensor,
+    numbers: dict[tf.DType, _Numbers],
     gradient: Any,
     variable: Any,
     rate: Any,
@@ -88,7 +106,8 @@ def _update(
     # Keras' own rule for slices moves all rows by their momentum, too.
     gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
-    optimizer.assign_add(slot, (gradient - slot) * (1 - optimizer.beta_1))
+    of_dtype = numbers[dtype]
+    optimizer.assign_add(slot, (gradient - slot) * of_dtype.new_share)
     product = None
     if isinstance(optimizer, keras.optimizers.Nadam):
         product = tf.cast(keras_private.nadam_product(optimizer), dtype)
@@ -98,7 +117,8 @@ def _update(
         direct,
         tf.convert_to_tensor(slot),
         optimizer.beta_1,
-        tf.cast(number, dtype),
+        of_dtype.step,
+        of_dtype.correction,
         product,
     )
     optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))
