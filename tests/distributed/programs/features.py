@@ -2,7 +2,15 @@
 
 import keras
 import numpy as np
-from common import WHOLE, Setup, dense_model, digits, scalar, state_digest
+from common import (
+    WHOLE,
+    Setup,
+    dense_model,
+    digits,
+    run_graphs_as_traced,
+    scalar,
+    state_digest,
+)
 
 import tf_gradcomp as gc
 from tests.ranks import argument, exchange_of, inner_of, report
@@ -10,6 +18,7 @@ from tests.ranks import argument, exchange_of, inner_of, report
 BATCH, STEPS = 32, 6
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 TABLE = 40
+run_graphs_as_traced()
 setup = Setup(argument(1), WHOLE)
 
 
