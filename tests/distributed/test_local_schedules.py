@@ -72,6 +72,20 @@ def test_an_outer_optimizer_continues_with_what_it_can_use(jobs, name, momentum)
         assert_equal(job["by_outer"]["resumed"][name]["values"], values)
 
 
+def test_after_a_synchronous_job_local_steps_continue_the_schedule_with_new_momentum(jobs):
+    zeros = [np.zeros(shape) for shape in SHAPES]
+    # Rounds of three steps and, ended early by the save, of one; then two synchronous steps.
+    first, _ = nesterov(zeros, zeros, 0.5, BEFORE[:3], BEFORE[3:])
+    second = [one - step for one, step in zip(first, moved(AFTER[:2]), strict=True)]
+    # Six steps are done, so the warm-up is over, and rounds have three steps.
+    third, _ = nesterov(second, zeros, 0.5, AFTER[2:5], AFTER[5:])
+    for job in jobs:
+        seen = job["synchronous_between"]
+        for one, expected in zip(seen, (first, second, third), strict=True):
+            assert_equal(one["values"], expected)
+        assert [one["exchanges"] for one in seen] == [2, 2 + 2, 2 + 2 + 2]
+
+
 def nesterov(values, velocity, momentum, *rounds):
     """Returns weights and velocity after rounds, by SGD(0.5, momentum, nesterov=True)."""
     for steps in rounds:

@@ -242,6 +242,26 @@ def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_pa
     assert not np.any(synchronous.optimizer.exchange.job_state["gradient_norms"])
 
 
+def test_job_without_an_outer_optimizer_tells_once_that_it_drops_the_state_of_one(tmp_path, caplog):
+    caplog.set_level("WARNING", "tensorflow")
+    made = []
+    for steps in (gc.LocalSteps(3, keras.optimizers.SGD(0.5, momentum=0.5)), 3, None):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        optimizer = gc.CompressedOptimizer("sgd", "no_compression", local_steps=steps)
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+        made.append(model)
+    of_outer, *others = made
+    of_outer.save_weights(tmp_path / "of.weights.h5")
+    of_outer.load_weights(tmp_path / "of.weights.h5")
+    assert not caplog.text
+    for model in others:
+        caplog.clear()
+        model.load_weights(tmp_path / "of.weights.h5")
+        assert caplog.text.count("holds the state of an outer optimizer of local steps") == 1
+        assert "cannot use" not in caplog.text
+
+
 # The exchanges before: a whole round, and one that the save ends early; or three steps with two
 # fragments each, and an early end of both. The exchanges after: three rounds of one step; a cycle
 # of three steps with two fragments, and an early end of the first; or a round of three steps.

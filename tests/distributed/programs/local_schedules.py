@@ -3,10 +3,11 @@
 import functools
 
 import keras
-from local_training import Trained, gradients, strategy
+import tensorflow as tf
+from local_training import RATE, Trained, gradients, strategy
 
 import tf_gradcomp as gc
-from tests.ranks import argument, report
+from tests.ranks import RANK, argument, exchange_of, report, values
 
 FOLDER = argument(1)
 TOP_K = "top_k(density=0.1)"
@@ -90,4 +91,47 @@ def by_keras():
     return None
 
 
-report({"by_schedule": by_schedule(), "by_outer": by_outer()})
+def dense_model(local_steps):
+    """Returns a model whose weights have the shapes of the gradients, and a function of steps."""
+    with strategy.scope():
+        layer = keras.layers.Dense(8, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((40,)), layer])
+        inner = keras.optimizers.SGD(RATE)
+        made = gc.CompressedOptimizer(inner, "no_compression", local_steps=local_steps())
+        model.compile(made, "mse")
+        made.build(model.trainable_variables)
+
+    @tf.function
+    def step(grads):
+        strategy.run(lambda: made.apply(grads, model.trainable_variables))
+
+    def take(steps):
+        for of_workers in steps:
+            step([tf.constant(gradient) for gradient in of_workers[RANK]])
+
+    return model, take
+
+
+def synchronous_between():
+    """Jobs with, without and with local steps, each from the Keras file of the job before."""
+    later = lambda: gc.LocalSteps([(0, 1), (6, 3)], nesterov(), warmup_steps=6)  # noqa: E731
+    parts = [(rounds(3, nesterov), gradients(4)), (lambda: None, AFTER[:2]), (later, AFTER[2:])]
+    path, seen = f"{FOLDER}/between_{RANK}.weights.h5", []
+    for number, (settings, steps) in enumerate(parts):
+        model, take = dense_model(settings)
+        if number:
+            model.load_weights(path)
+        take(steps)
+        model.save_weights(path)
+        exchanges = exchange_of(model).exchanges
+        seen.append({"values": values(model.trainable_variables), "exchanges": exchanges})
+    return seen
+
+
+report(
+    {
+        "by_schedule": by_schedule(),
+        "by_outer": by_outer(),
+        "synchronous_between": synchronous_between(),
+    }
+)

@@ -9,11 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import tf_private_files
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
 
 NAME = "outer_optimizer_class"  # in Keras' files
+
+_LOG = tf.get_logger()
+_DROPPED = (
+    "The checkpoint holds the state of an outer optimizer of local steps, and this job has no "
+    "outer optimizer. The state is not loaded: a later job that resumes from this job begins with "
+    "a new outer optimizer. To keep the state, continue with the outer optimizer that wrote the "
+    "checkpoint."
+)
 
 
 class OuterKind(tf.Module):
@@ -41,10 +50,14 @@ class OuterKind(tf.Module):
     def check(self, saved: Any) -> None:
         """Refuses the number in a checkpoint if it belongs to another class.
 
+        A job without an outer optimizer refuses nothing, and tells of state that it drops.
+
         Raises:
             ValueError: With the way out.
         """
         number = int(np.asarray(saved))
+        if number and not self.number and is_chief():
+            _LOG.warning(_DROPPED)
         if number and self.number and number != self.number:
             raise ValueError(
                 "The checkpoint holds the state of an outer optimizer of another class than "

@@ -17,8 +17,7 @@ class ResidualUnits(tf.Module):
     Attributes:
         of_weights: bool, whether the residual is a difference of weights. Without local steps, and
             during their warm-up, the residual is a gradient.
-        steps: int64, the number of training steps so far; 0 after a job without local steps, whose
-            number of exchanges equals its number of steps.
+        steps: int64, the number of training steps so far; 0 after a job without local steps.
 
     Args:
         group: The replicas.

@@ -67,9 +67,9 @@ class Rounds:
         variables: All variables that are trained.
         update: `update(strategy, means, variables)` gives the mean pseudo-gradients to the outer
             optimizer; called across replicas.
-        inner: Returns the inner optimizer's state of some variables, on one of the process's
-            replicas.
+        inner: Returns the inner optimizer's state of some variables, on a replica of the process.
         slots: Returns all variables of the inner optimizer.
+        updates: Returns the inner optimizer's number of updates, on a replica of the process.
         outer_steps: The outer optimizer's count of updates; None without an outer optimizer.
         statistics: Returns variables that are not trained, and averaged when a round ends early.
 
@@ -86,6 +86,7 @@ class Rounds:
         update: Callable[[tf.distribute.Strategy, Sequence[Any], Sequence[Any]], None],
         inner: Callable[[Sequence[Any], int], InnerState | None],
         slots: Callable[[], Sequence[Any]],
+        updates: Callable[[], tf.Tensor],
         outer_steps: Any,
         statistics: Callable[[], Sequence[Any]],
     ) -> None:
@@ -95,7 +96,7 @@ class Rounds:
         self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
         self._update, self._inner = update, inner
         self._slots, self._statistics = slots, statistics
-        self._outer_steps = outer_steps
+        self._updates, self._outer_steps = updates, outer_steps
         self._exchange, self._places = exchange, places
         self._replica = Replica(exchange.setup, places)
         self._variables = [variables[i] for i in places]
@@ -158,12 +159,11 @@ class Rounds:
 
     def _steps_of_training(self) -> tf.Tensor:
         """Returns the number of steps of training so far."""
-        exchanges = self._local(self._exchange.step)
-        # A job that has counted no steps has exchanged in each step.
-        return tf.where(tf.equal(self._steps, 0), exchanges, self._steps)
+        # A job without local steps counts no steps, but its inner optimizer counts updates.
+        return tf.where(tf.equal(self._steps, 0), self._updates(), self._steps)
 
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
-        """Counts a step of training if `counts`; called before the step's exchange."""
+        """Counts a step of training if `counts`; called before the inner optimizer's step."""
         self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
         self._local(self._own.since).assign_add(1)
 
@@ -193,6 +193,7 @@ class Rounds:
         """
         position = self._local(self._own.position)
         self._set_length(begins=tf.equal(position, 0))
+        self.count_step()
         for fragment in self._own.fragments:
             fragment.begin()
         grads = [times(gradient, self._group.size) for gradient in grads]
@@ -215,7 +216,6 @@ class Rounds:
         tf.cond(self._of_weights, lambda: None, lambda: forget_earlier_gradients(self._exchange))
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
-        self.count_step()
         if self._times:
             self._times.end_step(finite)
         self._end_due(position)

@@ -16,6 +16,7 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.keras.common.outer_kind import NAME as OUTER_CLASS
 
 OF_WEIGHTS = "residual_of_weights"  # true if the residual comes from local steps
+STEPS = "steps_of_training"  # of a job with local steps
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
@@ -114,7 +115,8 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
     # No message is needed for these.
-    facts = {OF_WEIGHTS, OUTER_CLASS, "residual_waits", "moments_since", "accumulators_held"}
+    facts = {OF_WEIGHTS, STEPS, OUTER_CLASS}
+    facts |= {"residual_waits", "moments_since", "accumulators_held"}
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.warned_of_lost_residuals = RESIDUAL in left
     if left:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import outer_kind, saved_state
 from tf_gradcomp.keras.common.gossip import Gossip, method_for_gradients, settings_of
@@ -30,6 +31,8 @@ class TakesLocalSteps:
             common weights become the mean of the workers' weights.
         rounds: The rounds of local steps; None without them, and until the exchange is built.
     """
+
+    exchange: GradientExchange
 
     def _set_up_local(
         self,
@@ -68,7 +71,7 @@ class TakesLocalSteps:
         if self.rounds is None:
             return {}
         units = self._residual_units
-        steps = {"steps_of_training": units.steps}
+        steps = {saved_state.STEPS: units.steps}
         if isinstance(self.local_steps, Gossip):  # gossip has no residual of weights
             return steps
         return {saved_state.OF_WEIGHTS: units.of_weights, **steps}
@@ -80,7 +83,7 @@ class TakesLocalSteps:
 
     def _check_local(self, store: Any) -> None:
         """Refuses a file of Keras with the state of another outer optimizer."""
-        if self.rounds is not None and outer_kind.NAME in store:
+        if self.exchange.built and outer_kind.NAME in store:
             self._outer_kind.check(store[outer_kind.NAME])
 
     def _local_config(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.keras.keras3.loss_scale import update_loss_scale
@@ -75,6 +76,12 @@ def step(
         tf.cond(rounds.in_warmup(), synchronously, locally)
     else:
         locally()
+
+
+def updates(core: keras.optimizers.Optimizer, group: Group) -> tf.Tensor:
+    """Returns the inner optimizer's number of updates, on a replica of the process; int64."""
+    count = group.local(native(keras_private.step_counter(core)), 0)
+    return tf.cast(count, tf.int64) // (core.gradient_accumulation_steps or 1)
 
 
 def is_update(core: keras.optimizers.Optimizer) -> tf.Tensor:

@@ -48,8 +48,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates its own
       gradients, and replicas exchange on update steps.
     - If any replica's gradient is not finite, all replicas skip the step: the optimizer is not
-    called, the bad gradient is discarded, and finite gradients wait for the next step. -
-    `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
+      called, the bad gradient is discarded, and finite gradients wait for the next step.
+    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
       the loss scale follows the gradients of all replicas, and residuals are in unscaled units.
     - If workers have several replicas (GPUs), each worker's replicas first sum their gradients, and
       workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
@@ -146,7 +146,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         update = functools.partial(local.update_common, outer)
         of_exchange = (self.exchange, self._residual_units, variables)
         of_inner = (self._inner_state, lambda: keras_private.own_variables(self._core))
-        others = (getattr(outer, "iterations", None), self._statistics)
+        updates = functools.partial(local.updates, self._core, self.group)
+        others = (updates, getattr(outer, "iterations", None), self._statistics)
         self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
 
     def _index_of(self, variable: keras.Variable) -> int:
