@@ -121,7 +121,8 @@ class Comparison:
         optimizer: Name of the optimizer, as the program takes it.
         methods: The methods to compare with dense training.
         delay: The delay of packets in milliseconds.
-        local_rate: The learning rate of runs with local steps; None is the program's own.
+        rate: The learning rate of whole runs; None is the program's own.
+        local_rate: The learning rate of whole runs with local steps; None is `rate`.
         reuse: Whether to reuse existing records.
     """
 
@@ -130,6 +131,7 @@ class Comparison:
     optimizer: str
     methods: Sequence[Method]
     delay: float
+    rate: float | None
     local_rate: float | None
     reuse: bool
 
@@ -165,7 +167,7 @@ class Comparison:
         network.shape(link)
         bench = Bench(records / self.speed(link), self.reuse, network, self._threads)
         count = self.setting.timed
-        free = bench.without_exchange(self.timed[0], self._args(count, 0))
+        free = bench.without_exchange(self.timed[0], self._args(count))
         return [
             *(
                 Pace(run.compressor, run.chosen, run.seconds_per_step, run.local_steps)
@@ -178,7 +180,7 @@ class Comparison:
     def _horovod(self, bench: Bench) -> Iterator[Pace]:
         """Yields the speed of dense training by Horovod, if it is installed."""
         if horovod_installed():
-            args = self._args(self.setting.timed, 0)
+            args = self._args(self.setting.timed)
             yield Pace(HOROVOD, DENSE, bench.by_horovod(self.timed[0], args))
 
     def recorded(self, file: Path, link: str) -> RecordedPaces:
@@ -208,20 +210,21 @@ class Comparison:
     ) -> list[Run]:
         """Runs these methods completely over the loopback, without timing."""
         bench = Bench(records / CURVES, self.reuse, threads=self._threads)
-        return self._run_all(bench, self.runs(methods, seeds), epochs)
-
-    def _run_all(self, bench: Bench, runs: Sequence[Run], epochs: int) -> list[Run]:
         done = []
-        count, _ = self.setting.in_rounds(epochs, self._whole)
-        for length, some in itertools.groupby(runs, lambda run: run.local_steps):
-            done += bench.run_all([*some], self._args(epochs, length), count)
+        for local, some in itertools.groupby(self.runs(methods, seeds), _takes_local_steps):
+            rate = (local and self.local_rate) or self.rate
+            given = ["--learning-rate", f"{rate:g}"] if rate else []
+            done += self._run_all(bench, [*some], epochs, given)
         return done
 
-    def _args(self, epochs: int, local_steps: int) -> list[str]:
-        args = self.setting.args(epochs, self._whole)
-        if local_steps and self.local_rate:
-            args += ["--learning-rate", f"{self.local_rate:g}"]
-        return args
+    def _run_all(
+        self, bench: Bench, runs: Sequence[Run], epochs: int, given: Sequence[str] = ()
+    ) -> list[Run]:
+        count, _ = self.setting.in_rounds(epochs, self._whole)
+        return bench.run_all(runs, [*self._args(epochs), *given], count)
+
+    def _args(self, epochs: int) -> list[str]:
+        return self.setting.args(epochs, self._whole)
 
     @property
     def _whole(self) -> int:
@@ -232,6 +235,10 @@ class Comparison:
     @property
     def _threads(self) -> int:
         return shared_out_threads(self.workers)
+
+
+def _takes_local_steps(run: Run) -> bool:
+    return run.local_steps > 0
 
 
 def placed_on(link: Sequence[Pace], curves: Sequence[Run]) -> list[Run]:

@@ -22,7 +22,8 @@ within 1 % of the dense run's perplexity.
 Runs with local steps exchange once in a round of several steps. Epochs are then longer, so that
 they are whole rounds, and all runs have proportionally fewer of them. The epochs of all runs are
 equally long, because a run that is evaluated more often reaches a figure earlier.
-`--local-learning-rate` sets the learning rate of these runs.
+`--local-learning-rate` sets the learning rate of these runs, and `--learning-rate` that of all
+runs. The first steps, which are timed, keep the program's own rate.
 
 The result of a free network is a dense run with steps that exchange nothing. These steps are timed
 with one process for each worker. All processes train at the same time, each alone with its share of
@@ -57,6 +58,7 @@ from tf_gradcomp.cli.options import results_folder, results_options
 RECORDS = "time-to-accuracy"  # folder of records
 _EPOCHS = "Epochs of the dense run. [digits: 30; text: 20 of 200 steps; transformer: 10 of 200]"
 _PACES = "Take the times of steps from this earlier result or record; any user can do so."
+_RATE = "The learning rate of all runs. [default: the program's own]"
 _LOCAL_RATE = "The learning rate of runs with --local-steps. [default: that of all runs]"
 _LONGER = "Compressed runs have this multiple of the dense run's epochs, except the Transformer's."
 
@@ -85,6 +87,7 @@ _LONGER = "Compressed runs have this multiple of the dense run's epochs, except 
     callback=checked_compressors,
     help="The compressor of runs with --local-steps.",
 )
+@click.option("--learning-rate", type=float, help=_RATE)
 @click.option("--local-learning-rate", type=float, help=_LOCAL_RATE)
 @click.option(
     "--workers",
@@ -118,6 +121,7 @@ def main(
     compressors: Sequence[str],
     local_steps: Sequence[int],
     local_compressors: Sequence[str],
+    learning_rate: float | None,
     local_learning_rate: float | None,
     workers: int,
     optimizer: str | None,
@@ -145,7 +149,8 @@ def main(
     methods = [(name, 0) for name in compressors]
     methods += itertools.product(local_compressors, local_steps)
     methods.sort(key=lambda method: method[1])
-    compared = Comparison(setting, workers, optimizer, methods, delay, local_learning_rate, reuse)
+    rates = (learning_rate, local_learning_rate)
+    compared = Comparison(setting, workers, optimizer, methods, delay, *rates, reuse)
     tables = [f"{compared.name}.json", f"{compared.name}.md"]
     plots = {link: f"{compared.name}-{links.SPEEDS.get(link, link)}.png" for link in speeds}
     of_runs = [] if reuse else _records(compared, [] if paces else speeds, seeds)
@@ -170,6 +175,7 @@ def main(
         plot(runs, to_reach, link, folder / plot_file)
     text = "\n".join(texts)
     what = {"task": task, "optimizer": optimizer, "workers": workers, "delay": delay}
+    what |= {"learning_rate": learning_rate} if learning_rate else {}
     what |= {"local_learning_rate": local_learning_rate} if local_learning_rate else {}
     found = {"about": timed.about, "what": what, "links": results_by_link}
     (folder / tables[0]).write_text(json.dumps(found, indent=1) + "\n")

@@ -233,7 +233,16 @@ def test_epochs_are_whole_rounds(local_steps, epochs, steps):
     assert setting.in_rounds(30, local_steps) == (epochs, steps)
 
 
-def test_all_runs_have_equal_epochs_of_whole_rounds(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rates", "used"),
+    [
+        ((None, None), (None, None)),
+        ((None, 0.002), (None, "0.002")),
+        ((0.004, None), ("0.004", "0.004")),
+        ((0.004, 0.002), ("0.004", "0.002")),
+    ],
+)
+def test_all_runs_have_equal_epochs_of_whole_rounds(rates, used, tmp_path, monkeypatch):
     given = []
 
     class Bench:
@@ -247,14 +256,13 @@ def test_all_runs_have_equal_epochs_of_whole_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "Bench", Bench)
     methods = [(DENSE, 0), ("cast", 0), ("cast", 16), ("cast", 24)]
     setting = comparison.SETTINGS["digits"]
-    compared = comparison.Comparison(setting, 2, "adam", methods, 0.0, 0.002, False)
+    compared = comparison.Comparison(setting, 2, "adam", methods, 0.0, *rates, False)
     assert len(compared.curves(methods, 1, 30, tmp_path)) == 4
     epochs = ["--epochs", "14", "--steps-per-epoch", "48"]
-    rate = ["--learning-rate", "0.002"]
+    synchronous, local = (["--learning-rate", rate] if rate else [] for rate in used)
     assert given == [
-        ([DENSE, "cast"], epochs, 14),
-        (["cast, 16 local steps"], [*epochs, *rate], 14),
-        (["cast, 24 local steps"], [*epochs, *rate], 14),
+        ([DENSE, "cast"], [*epochs, *synchronous], 14),
+        (["cast, 16 local steps", "cast, 24 local steps"], [*epochs, *local], 14),
     ]
 
 
