@@ -16,9 +16,11 @@ from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _EMPTY = (
-    "tf_gradcomp: this worker got an empty batch, because the batch of all workers has fewer rows "
-    "than there are replicas. BatchNormalization keeps its statistics; your own layers return NaN "
-    "if they take a mean over the batch. Use dataset.batch(..., drop_remainder=True)."
+    "tf_gradcomp: this worker got an empty batch: the batch of all workers has fewer rows than "
+    "there are replicas, or this worker's files have fewer rows than those of another worker. "
+    "BatchNormalization keeps its statistics; your own layers return NaN if they take a mean over "
+    "the batch. Use dataset.batch(..., drop_remainder=True); for files also .repeat() and "
+    "steps_per_epoch."
 )
 _told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _PARTS = 8  # the maximum number of compared parts of a batch, such as inputs and labels
