@@ -12,33 +12,29 @@ as a table, and ends with exit code 1 if anything was wrong.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import conserved
+from memory_growth import RECORD, Samples, Slope, anonymous_kilobytes, slopes
 
 GRADCOMP = (sys.executable, "-m", "tf_gradcomp.cli.main")
 PROGRAM = Path(conserved.__file__)
 _TURN = 0.1  # seconds between two looks at the job
 _RUN = 180.0  # seconds that a run may take to start, to save and to end
-_WARM_UP, _SHORTEST = 30.0, 60.0  # seconds of a process: before it is judged, and judged at least
 _LAUNCHER = "gradcomp run"
-_NEGLIGIBLE = 0.01  # growth, as a share of the memory
-RECORD = 1432  # bytes that TensorFlow 2.21 keeps of each collective: see docs/memory.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,61 +50,6 @@ class Plan:
     def half(self) -> float:
         """Half of the time, in seconds."""
         return 30 * self.minutes
-
-
-@dataclasses.dataclass
-class Samples:
-    """The memory of a process over time.
-
-    Attributes:
-        kind: The process's part in the job, such as `worker 0`.
-        times: When samples were taken, in seconds.
-        megabytes: The anonymous memory that was resident then.
-        records: The part of it that is TensorFlow's records of collectives, in megabytes.
-    """
-
-    kind: str
-    times: list[float] = dataclasses.field(default_factory=list)
-    megabytes: list[float] = dataclasses.field(default_factory=list)
-    records: list[float] = dataclasses.field(default_factory=list)
-
-    def part(self, since: float) -> Samples:
-        """Returns the samples after a time and after the process has warmed up."""
-        since = max(since, self.times[0] + _WARM_UP)
-        kept = [i for i, moment in enumerate(self.times) if moment >= since]
-        of_each = (self.times, self.megabytes, self.records)
-        of_kept = ([values[i] for i in kept] for values in of_each)
-        return Samples(self.kind, *of_kept)
-
-    @property
-    def seconds(self) -> float:
-        """The time between the first sample and the last."""
-        return self.times[-1] - self.times[0] if self.times else 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """The growth of the memory of all processes with one part in the job, by least squares.
-
-    Attributes:
-        megabytes: The mean.
-        records: The growth of TensorFlow's records of collectives, in megabytes per hour.
-        per_hour: The slope of the rest; each process has a separate mean.
-        error: The standard error of this slope.
-        seconds: The longest observation of one process.
-    """
-
-    megabytes: float
-    records: float
-    per_hour: float
-    error: float
-    seconds: float
-
-    @property
-    def is_flat(self) -> bool:
-        """True if the slope is within two standard errors, or the growth is negligible."""
-        growth = self.per_hour * self.seconds / 3600
-        return self.per_hour <= 2 * self.error or growth <= _NEGLIGIBLE * self.megabytes
 
 
 @dataclasses.dataclass
@@ -244,7 +185,7 @@ def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
     log, killer = Log(folder), Killer(plan)
     samples: dict[int, Samples] = {job.pid: Samples(_LAUNCHER)}
     started = time.monotonic()
-    length = 2 * plan.half
+    length = 60 * plan.minutes
     limit = length + _RUN * (plan.kills + 1)
     taken = -1.0
     while job.poll() is None and (seconds := time.monotonic() - started) < limit:
@@ -300,43 +241,6 @@ def _judge_end(found: Found, returncode: int, folder: Path) -> None:
         found.faults.append(f"{found.kills} kills, and {found.restarts} restarts")
 
 
-def slopes(samples: Iterator[Samples] | Sequence[Samples], since: float) -> dict[str, Slope]:
-    """Returns the growth of memory after a time, by the kind of process.
-
-    Processes that have not lived long enough after their warm-up are left out.
-    """
-    kinds = collections.defaultdict(list)
-    for one in samples:
-        part = one.part(since) if one.times else one
-        if part.seconds >= _SHORTEST:
-            kinds[one.kind].append(part)
-    return {kind: _slope(parts) for kind, parts in kinds.items()}
-
-
-def _slope(parts: Sequence[Samples]) -> Slope:
-    times = [t for part in parts for t in _around_mean(part.times)]
-    records = [r for part in parts for r in _around_mean(part.records)]
-    values = [v for part in parts for v in _around_mean(part.megabytes)]
-    spread = sum(t**2 for t in times)
-    of_records = sum(t * r for t, r in zip(times, records, strict=True)) / spread
-    values = [v - r for v, r in zip(values, records, strict=True)]
-    slope = sum(t * v for t, v in zip(times, values, strict=True)) / spread
-    rest = sum((v - slope * t) ** 2 for t, v in zip(times, values, strict=True))
-    error = (rest / (len(times) - len(parts) - 1) / spread) ** 0.5
-    return Slope(
-        statistics.mean(value for part in parts for value in part.megabytes),
-        3600 * of_records,
-        3600 * slope,
-        3600 * error,
-        max(part.seconds for part in parts),
-    )
-
-
-def _around_mean(values: Sequence[float]) -> list[float]:
-    mean = statistics.mean(values)
-    return [value - mean for value in values]
-
-
 def _sample(samples: Mapping[int, Samples], seconds: float, collectives: Mapping[int, int]) -> None:
     for pid, of_process in samples.items():
         is_worker = of_process.kind != _LAUNCHER
@@ -347,16 +251,6 @@ def _sample(samples: Mapping[int, Samples], seconds: float, collectives: Mapping
             of_process.times.append(seconds)
             of_process.megabytes.append(size / 1024)
             of_process.records.append(collectives.get(pid, 0) * RECORD / 2**20)
-
-
-def anonymous_kilobytes(pid: int | str) -> int | None:
-    """Returns the anonymous memory of a process that is resident; None if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
-    return int(sizes[0]) if sizes else None  # a process that has just ended has no size
 
 
 def _is_running(pid: int) -> bool:
@@ -379,7 +273,7 @@ def markdown(plan: Plan, found: Found) -> str:
     for kind in (_LAUNCHER, *(f"worker {number}" for number in range(plan.workers))):
         slope = found.slopes.get(kind)
         rows[f"memory of {kind}"] = (
-            f"{slope.megabytes:.0f} MB, {slope.per_hour:+.1f} ± {2 * slope.error:.1f} MB per hour"
+            f"{slope.megabytes:.0f} MB, {slope.per_hour:+.1f} ± {slope.error:.1f} MB per hour"
             f" besides {slope.records:.1f} of TensorFlow's records"
             if slope
             else "not judged: no process lived long enough"

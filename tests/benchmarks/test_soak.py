@@ -1,11 +1,11 @@
 """The soak test, for some seconds, and that it sees what it looks for."""
 
-import random
 import sys
 from pathlib import Path
 
 import pytest
 import soak
+from memory_growth import RECORD
 
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.workers import ONE_THREAD, PYTHON, result, run_workers, server
@@ -70,7 +70,7 @@ report((used_after(400) - before) / 400)
 
 def test_tensorflow_keeps_a_record_of_each_collective():
     for worker in run_workers(GATHERS):
-        assert result(worker) == pytest.approx(soak.RECORD, rel=0.2)  # besides a growing table
+        assert result(worker) == pytest.approx(RECORD, rel=0.2)  # besides a growing table
 
 
 def test_a_resume_before_the_last_save_is_seen():
@@ -79,33 +79,6 @@ def test_a_resume_before_the_last_save_is_seen():
     soak._judge_log(found, lines)
     assert found.faults == ["resumed at epoch 1, although 2 were saved"]
     assert (found.epochs, found.checks) == (2, 5)
-
-
-def of_process(start, seconds, megabytes, records=0.5):
-    """Returns samples of each second; TensorFlow's records grow by some megabytes per second."""
-    times = [start + second for second in range(seconds)]
-    of_records = [records * second for second in range(seconds)]
-    grown = [megabytes(second) + of_record for second, of_record in enumerate(of_records)]
-    return soak.Samples("worker 1", times, grown, of_records)
-
-
-@pytest.mark.parametrize(("per_second", "is_flat"), [(0.0, True), (0.02, False), (0.5, False)])
-def test_growing_memory_is_distinguished_from_noise(per_second, is_flat):
-    chance = random.Random(0)
-    samples = [
-        of_process(start, 300, lambda s: 200 + min(s, 30) + per_second * s + chance.gauss(0, 0.1))
-        for start in (0, 310, 650)
-    ]
-    slope = soak.slopes(samples, since=0.0)["worker 1"]
-    assert slope.is_flat == is_flat
-    assert slope.per_hour / 3600 == pytest.approx(per_second, abs=0.001)
-    assert slope.megabytes == pytest.approx(230 + 165 * (0.5 + per_second), abs=0.5)
-    assert slope.records == pytest.approx(0.5 * 3600)
-
-
-def test_processes_that_do_not_live_long_are_not_judged():
-    assert soak.slopes([of_process(0, 60, lambda second: second)], since=0.0) == {}
-    assert soak.slopes([soak.Samples("worker 1")], since=0.0) == {}
 
 
 @pytest.mark.parametrize("saves", [False, True])
