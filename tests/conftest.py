@@ -23,7 +23,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 
-from tests import workers
+from tests import preloaded, workers
 
 REPOSITORY = Path(__file__).parents[1]
 TURNS = Path(tempfile.gettempdir(), f"gradcomp-tests-{os.getuid()}.lock")
@@ -36,6 +36,10 @@ def load_tensorflow():
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
+    # Threads that wait for parts of such small ops spin, which takes a quarter of the time. Tests
+    # of the number of threads start processes of their own.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    preloaded.run_graphs_as_traced()
     gc.freeze()  # otherwise each collection would scan all of TensorFlow
     gc.set_threshold(100_000)  # as in tests/preloaded.py
 

@@ -59,6 +59,7 @@ from tf_gradcomp.launch import LocalJob
 PYTHON = (sys.executable, "-I", "-S", preloaded.__file__)  # needs `server` in the environment
 
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}  # for an op; workers share few cores
+OPTIMIZED = {preloaded.OPTIMIZE_GRAPHS: "1"}  # runs graphs as users do
 # The tests of lost workers would take longer with the library's own timeout.
 _SOON = {"GRADCOMP_HEARTBEAT_TIMEOUT": "10"}
 _SERVERS = 2

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.bounds import training
 from tests.docs import programs
-from tests.workers import result, run_workers
+from tests.workers import OPTIMIZED, result, run_workers
 
 PAGES = [
     "train_step",
@@ -40,7 +40,8 @@ def found(folder):
         with tf.io.TFRecordWriter(str(folder / f"{number}.tfrecord")) as writer:
             for x in random.normal(size=(rows, 8)).astype("float32"):
                 writer.write(example(x=x, y=[x.sum()]))
-    workers = run_workers(Path(programs.__file__), args=[",".join(PAGES), folder])
+    args = [",".join(PAGES), folder]
+    workers = run_workers(Path(programs.__file__), args=args, env=OPTIMIZED)
     return [result(worker) for worker in workers]
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from tests.horovod.jobs import needs_horovod
-from tests.workers import ONE_THREAD, PYTHON, python_path, run_workers, server
+from tests.workers import ONE_THREAD, OPTIMIZED, PYTHON, python_path, run_workers, server
 from tf_gradcomp.launch import horovod_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
@@ -44,7 +44,7 @@ def trained(program, workers, compressor):
         if workers == 1:
             run_alone(EXAMPLES / program, *args)
         else:
-            run_workers(EXAMPLES / program, n=workers, args=args)
+            run_workers(EXAMPLES / program, n=workers, args=args, env=OPTIMIZED)
         record = json.loads(file.read_text())
         if program == ALSO_DENSE:
             record["files"] = sorted(path.name for path in Path(folder).iterdir() if path.is_file())
@@ -55,7 +55,8 @@ def trained(program, workers, compressor):
 
 def run_alone(program, *args):
     """Runs a program like a user without TF_CONFIG."""
-    env = {**os.environ, "PYTHONPATH": python_path(), "PRELOADED": server(0)}
+    env = {**os.environ, **ONE_THREAD, **OPTIMIZED, "PYTHONPATH": python_path()}
+    env["PRELOADED"] = server(0)
     env.pop("TF_CONFIG", None)
     return subprocess.run(
         [*PYTHON, program, *args], env=env, check=True, capture_output=True, text=True
@@ -122,7 +123,7 @@ def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(tmp_path):
     program, file = "digits_cnn.py", tmp_path / "history.json"
     with horovod_ranks(2) as each:
         args = ["--horovod", "--history", file, *SHORT[program]]
-        run_workers(EXAMPLES / program, 2, args, per_worker_env=each)
+        run_workers(EXAMPLES / program, 2, args, env=OPTIMIZED, per_worker_env=each)
     ranks, workers = json.loads(file.read_text()), trained(program, 2, "adacomp")
     accuracy, other = (series(run, "val_accuracy")[-1] for run in (ranks, workers))
     assert accuracy == pytest.approx(other, rel=0.05)
@@ -186,7 +187,7 @@ def test_a_vision_model_trains_on_a_folder_of_images(tmp_path):
             (tmp_path / str(label) / f"{number}.png").write_bytes(image.numpy())
     args = ["--images", tmp_path, "--image-size", "32", "--batch-size", "16"]
     args += ["--epochs", "2", "--steps-per-epoch", "5"]
-    chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args, env=ONE_THREAD)
+    chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args)
     first, last = map(float, re.findall(r" loss: (\S+)", chief.stdout))
     assert last < first
     assert re.search(r"^ *all +3,209,026 ", chief.stdout, re.MULTILINE)  # MobileNet, two classes

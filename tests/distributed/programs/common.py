@@ -65,14 +65,6 @@ class Setup:
         return model
 
 
-def run_graphs_as_traced():
-    """Switches TensorFlow's graph optimizer off, which takes a sixth of the time of short training.
-
-    Tests in one process, of Horovod, of examples and of pages run optimized graphs.
-    """
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
 def classification_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -7,7 +7,6 @@ from common import (
     Setup,
     dense_model,
     digits,
-    run_graphs_as_traced,
     scalar,
     state_digest,
 )
@@ -18,7 +17,6 @@ from tests.ranks import argument, exchange_of, inner_of, report
 BATCH, STEPS = 32, 6
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 TABLE = 40
-run_graphs_as_traced()
 setup = Setup(argument(1), WHOLE)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from common import WHOLE, classification_loss, digits, run_graphs_as_traced
+from common import WHOLE, classification_loss, digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, digest, report
@@ -17,7 +17,6 @@ from collectives import collectives
 
 BATCH, STEPS = 32, 4
 KIND = argument(1)
-run_graphs_as_traced()
 x, y = digits(BATCH * STEPS)
 
 

@@ -17,7 +17,6 @@ from common import (
     classification_loss,
     dense_model,
     digits,
-    run_graphs_as_traced,
     scalar,
     state_digest,
     state_sums,
@@ -28,7 +27,6 @@ from tests.ranks import RANK, SIZE, argument, exchange_of, report
 from tf_gradcomp import compressors
 
 BATCH, STEPS, BAD_STEP = 32, 8, 3
-run_graphs_as_traced()
 
 
 def data():

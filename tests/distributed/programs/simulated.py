@@ -3,14 +3,13 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Setup, digits, run_graphs_as_traced
+from common import Setup, digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, report
 from tests.replicas import method_names
 
 BATCH, STEPS, EPOCHS = 30, 6, 2
-run_graphs_as_traced()
 METHODS = {
     **{name: gc.compressors.get(name) for name in method_names()},
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
