@@ -21,14 +21,13 @@ from tf_gradcomp.compressors import ArcTopK, Cast, CountSketch, PowerSGD, regist
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.compressors.protocols import delayed, residual_scale
 
-DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+DTYPES = [np.float16, ml_dtypes.bfloat16]  # other tests have float32
 SIZES = [1, 3]  # most tests have 2
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
+ONE_OF_EACH_CLASS = [*{type(method.compressor): method for method in reversed(METHODS)}.values()]
 every_class = pytest.mark.parametrize(  # where one takes seconds: the first method of each
-    "method",
-    {type(method.compressor): method for method in reversed(METHODS)}.values(),
-    ids=lambda method: method.label,
+    "method", ONE_OF_EACH_CLASS, ids=lambda method: method.label
 )
 every_size = pytest.mark.parametrize("size", SIZES)
 
@@ -56,7 +55,8 @@ def magnitude(arrays):
 def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
     """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle.
 
-    `plans` are the main settings of all tensors, for each step; None uses the compressor's own.
+    Nothing may be lost in a step, either. `plans` are the main settings of all tensors, for each
+    step; None uses the compressor's own.
     """
     size, specs = len(steps[0]), specs_of(steps[0][0])
     settings = tf.Variable(plans[0], dtype=tf.int64) if plans else None
@@ -69,9 +69,9 @@ def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
             of_step["settings"] = plans[number]
         expected = method.oracle(method.compressor, specs, before, gradients, number, **of_step)
         actual = lockstep.step(gradients)
-        if plans:
-            conserved(method, before, gradients, actual)
         assert actual.finite == expected.finite
+        if all(actual.finite):
+            conserved(method, before, gradients, actual)
         for payload, by_oracle in zip(actual.payloads, expected.payloads, strict=True):
             assert_close(payload, by_oracle, method.tolerance * magnitude([by_oracle]))
         for replica in range(size):
@@ -84,7 +84,7 @@ def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
 
 
 def conserved(method, before, gradients, outcome):
-    """Returns whether gradients plus old residuals equal the reduced gradients plus new residuals.
+    """Asserts that gradients plus old residuals are the reduced gradients plus new residuals.
 
     `before` is their state.
     """
@@ -109,9 +109,15 @@ def test_equals_the_oracle_over_steps(method, size):
     assert_as_oracle(method, steps)
 
 
-@pytest.mark.oldest
 @pytest.mark.quick
-@every_method
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.oldest if method in ONE_OF_EACH_CLASS else ())
+        for method in METHODS
+    ],
+    ids=lambda method: method.label,
+)
 def test_equals_the_oracle_in_a_graph(method):
     steps = [random_gradients([(40, 30), (5,)], 2, seed=seed) for seed in range(3)]
     assert_as_oracle(method, steps, graph=True)
@@ -122,17 +128,6 @@ def test_equals_the_oracle_in_a_graph(method):
 def test_gradients_of_each_dtype(method, dtype):
     steps = [random_gradients([(33, 31), (70,)], 2, seed=s, dtype=dtype) for s in range(3)]
     assert_as_oracle(method, steps)
-
-
-@every_method
-@every_size
-def test_conservation_over_steps(method, size):
-    shapes = [(64, 25), (3, 3, 4, 8), (77,)]
-    lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), size)
-    for seed in range(10):
-        gradients = random_gradients(shapes, size, seed=seed)
-        before = lockstep.state
-        conserved(method, before, gradients, lockstep.step(gradients))
 
 
 @every_class
@@ -157,8 +152,8 @@ def test_delayed_reports_gradients_that_wait_in_the_residual(method):
 
 
 @every_method
-@every_size
-def test_zeros_reduce_to_zeros(method, size):
+def test_zeros_reduce_to_zeros(method):
+    size = 3
     gradients = [[np.zeros((30, 20), np.float32), np.zeros(3, np.float32)]] * size
     lockstep = assert_as_oracle(method, [gradients, gradients])
     outcome = lockstep.step(gradients)
@@ -188,10 +183,9 @@ def test_equal_elements_are_sent_at_once(method, size):
 
 
 @every_method
-@every_size
-def test_empty_tensors_between_others(method, size):
+def test_empty_tensors_between_others(method):
     shapes = [(0,), (30, 20), (0, 5), (4,)]
-    assert_as_oracle(method, [random_gradients(shapes, size, seed=seed) for seed in range(3)])
+    assert_as_oracle(method, [random_gradients(shapes, 3, seed=seed) for seed in range(3)])
 
 
 @every_method
@@ -201,9 +195,9 @@ def test_only_empty_tensors(method):
 
 @every_method
 def test_ragged_last_bin(method):
-    for elements in (6, 7, 8, 49, 50, 51, 499, 500, 501, 1001):
-        shapes = [(elements,)] * 3  # a dense, a convolution and a vector
-        assert_as_oracle(method, [random_gradients(shapes, 2, seed=seed) for seed in range(2)])
+    sizes = (6, 7, 8, 49, 50, 51, 499, 500, 501, 1001)
+    shapes = [(elements,) for elements in sizes for _ in range(5)]  # of each kind of layer
+    assert_as_oracle(method, [random_gradients(shapes, 2, seed=seed) for seed in range(2)])
 
 
 @every_class
@@ -247,7 +241,7 @@ def test_a_sum_that_is_too_large_costs_one_step(method):
     assert outcome.finite == [False, False]
     assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
     assert not any((np.abs(array) > 20).any() for left in outcome.residuals for array in left)
-    for seed in range(1, 8):
+    for seed in range(1, 4):
         before, gradients = outcome.state, random_gradients([(70, 60), (9,)], 2, seed=seed)
         outcome = lockstep.step(gradients)
         assert outcome.finite == [True, True]
@@ -265,7 +259,7 @@ def test_only_what_would_have_been_sent_is_dropped_with_such_a_sum(method):
     if lockstep.step(gradients).finite[0]:
         return
     assert control.step(cancelling).finite[0] or isinstance(method.compressor, Cast)
-    for seed in range(1, 8):
+    for seed in range(1, 4):
         gradients = random_gradients([(70, 60), (9,)], 2, seed=seed)
         outcome, expected = lockstep.step(gradients), control.step(gradients)
         assert outcome.finite == expected.finite == [True, True]
