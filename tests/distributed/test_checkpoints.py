@@ -9,7 +9,6 @@ from tests.bounds import assert_close
 from tests.workers import result, run_workers
 
 PROGRAMS = Path(__file__).parent / "programs"
-oldest = pytest.mark.oldest
 FORMATS = [".keras", ".weights.h5", "tf"]
 
 
@@ -23,7 +22,7 @@ def saved(folder):
     return [r["saved"] | {"stock": r["stock"]} for r in run(2, "save", folder, "optimizer")]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=oldest), 3, 1])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.oldest), 3, 1])
 def loaded(request, saved, folder):
     return run(request.param, "load", folder, "optimizer")
 
@@ -90,7 +89,7 @@ def saved_by_strategy(tmp_path_factory):
     return folder, run(2, "save", folder, "strategy")[0]["saved"]
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=oldest), 1])
+@pytest.mark.parametrize("workers", [2, 1])
 def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(saved_by_strategy, workers):
     folder, saved = saved_by_strategy
     for worker in run(workers, "load", folder, "strategy"):

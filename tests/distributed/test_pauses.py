@@ -7,7 +7,6 @@ import pytest
 
 from tests.workers import result, run_workers
 
-pytestmark = pytest.mark.oldest
 PROGRAM = Path(__file__).parent / "programs/pauses.py"
 TENSORFLOWS_TIMEOUT = 10  # seconds
 
@@ -29,7 +28,7 @@ def without_a_pause():
     return [result(worker) for worker in train(1, 0, timeout=60)]
 
 
-@pytest.mark.parametrize("paused", [0, 1])
+@pytest.mark.parametrize("paused", [0, pytest.param(1, marks=pytest.mark.oldest)])
 def test_a_pause_beyond_tensorflows_timeout_changes_nothing(without_a_pause, paused):
     workers = train(paused, TENSORFLOWS_TIMEOUT + 2, timeout=60)
     assert [result(worker) for worker in workers] == without_a_pause
@@ -39,6 +38,7 @@ def test_a_pause_beyond_tensorflows_timeout_changes_nothing(without_a_pause, pau
     assert NO_ANSWER not in workers[paused].stderr
 
 
+@pytest.mark.oldest
 def test_a_pause_beyond_the_given_timeout_ends_the_job():
     survivor = train(1, 8, timeout=2, check=False)[0]
     assert survivor.returncode != 0
