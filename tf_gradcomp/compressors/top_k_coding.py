@@ -144,7 +144,7 @@ class ShortPayloads:
         """Decodes like `ops.top_k_decode`."""
         bodies, *_ = ops.payload_read(payloads, step, **self._header)
         plain = tf.map_fn(
-            lambda of_one: self._plain(*of_one),
+            tf.autograph.experimental.do_not_convert(lambda of_one: self._plain(*of_one)),
             (bodies, each_finite(payloads)),
             fn_output_signature=tf.int32,
         )
