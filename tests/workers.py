@@ -60,6 +60,8 @@ PYTHON = (sys.executable, "-I", "-S", preloaded.__file__)  # needs `server` in t
 
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}  # for an op; workers share few cores
 OPTIMIZED = {preloaded.OPTIMIZE_GRAPHS: "1"}  # runs graphs as users do
+# Horovod's ranks talk in each cycle, even when they have nothing to exchange.
+_LONG_CYCLES = {"HOROVOD_CYCLE_TIME": "3"}  # milliseconds, instead of 1
 # The tests of lost workers would take longer with the library's own timeout.
 _SOON = {"GRADCOMP_HEARTBEAT_TIMEOUT": "10"}
 _SERVERS = 2
@@ -166,7 +168,14 @@ class Job:
         self._job = LocalJob(
             [*PYTHON, str(program), *map(str, args)],
             n,
-            env={**os.environ, **ONE_THREAD, **_SOON, "PYTHONPATH": python_path(), **(env or {})},
+            env={
+                **os.environ,
+                **ONE_THREAD,
+                **_LONG_CYCLES,
+                **_SOON,
+                "PYTHONPATH": python_path(),
+                **(env or {}),
+            },
             worker_env=[
                 {"RESULT_PATH": str(report), "PRELOADED": server(index % _SERVERS), **extra}
                 for index, (report, extra) in enumerate(zip(self._reports, own_env, strict=True))
