@@ -48,12 +48,13 @@ if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
     BY_STRATEGY = ["EMA"]
     BY_HOROVOD = ["AdamW", "clipnorm", "EMA"]
-    METHODS_BY_HOROVOD = [
-        *("Adam:adacomp", "SGD:adacomp:scaled", "AdamW:top_k", "SGD:scalecom", "SGD:power_sgd"),
-        *("SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:sidco", "SGD:max_norm"),
+    METHODS_BY_HOROVOD = ["Adam:adacomp", "SGD:adacomp:scaled", "SGD:scalecom", "SGD:power_sgd"]
+    METHODS = [
+        *METHODS_BY_HOROVOD,
+        *("AdamW:top_k", "SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:sidco", "SGD:max_norm"),
         *("SGD:power_sgd(alternate=True)", "SGD:arc_top_k", "SGD:count_sketch", "SGD:cast"),
+        "legacy Adam:adacomp",
     ]
-    METHODS = [*METHODS_BY_HOROVOD, "legacy Adam:adacomp"]
     AS_THEY_ARE = ["legacy SGD::scaled"]
     SIMULATED = ["Nadam:adacomp"]
     SAVED = ["Adam"]
