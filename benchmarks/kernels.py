@@ -59,18 +59,47 @@ WARM_UP, REPEATS = 20, 15  # likewise
 MORE_TRIES = 4
 
 
+class Handover:
+    """Hands gradients to a graph as a backward pass does: nothing else uses their memory."""
+
+    def __init__(self, shape):
+        self._shape = shape
+        # A queue could still hold the gradient while the next ops run.
+        self._area = {"dtypes": [tf.float32], "shared_name": f"handover_{id(self)}"}
+
+    @tf.function(autograph=False)
+    def give(self, gradient):
+        """Copies a gradient for the next step; an array may have more elements than the shape."""
+        own = tf.reshape(gradient[: math.prod(self._shape)], self._shape)
+        tf.raw_ops.Stage(values=[tf.raw_ops.DeepCopy(x=own)], shared_name=self._area["shared_name"])
+
+    def take(self):
+        """Returns the gradient, in the graph of the step."""
+        (gradient,) = tf.raw_ops.Unstage(**self._area)
+        return tf.ensure_shape(gradient, self._shape)
+
+
 class AdaComp:
     """The residual of one tensor that is sent in bins of one size, and its second moment."""
 
     def __init__(self, elements, bin_size):
+        self.handover = Handover([elements])
         self.residual = tf.Variable(tf.zeros(elements))
         self._moment = tf.Variable(tf.zeros(elements))
         self._step = 0
         self.layout = {"bin_sizes": tf.constant([bin_size], tf.int64), "fingerprint": 0}
         self.payload = None
 
-    def encode(self, gradient):
-        """Encodes the gradient of one step into `payload`."""
+    def encode(self, _gradient):
+        """Encodes the gradient that was handed over into `payload`."""
+        self.payload, _ = self._encode()
+
+    @tf.function(autograph=False)
+    def _encode(self):
+        return ops.adacomp_encode([self.residual], [self.handover.take()], 0, **self.layout)
+
+    def encode_in_use(self, gradient):
+        """Encodes a gradient whose memory is still in use."""
         self.payload, _ = ops.adacomp_encode([self.residual], [gradient], 0, **self.layout)
 
     def divide_and_encode(self, gradient):
@@ -186,24 +215,21 @@ class WholeStep:
         side = math.isqrt(elements)
         specs = [GradientSpec("layer/kernel", (side, side), "float32", DENSE)]
         state = new_state(compressor, specs)
-        self._side = side
         self._step = 0
-        self._gradient = tf.queue.FIFOQueue(1, [tf.float32], [(side, side)])
+        self._handover = Handover((side, side))
 
         @tf.function(autograph=False)
         def run(step):
-            given = [self._gradient.dequeue()]
+            given = [self._handover.take()]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
             results, _ = communicate([conversation(compressor, inputs)], lockstep_communicators(1))
             return results[0]
 
         self._run = run
 
-    @tf.function(autograph=False)
     def hand_over(self, gradient):
         """Copies the gradient for the step."""
-        matrix = tf.reshape(gradient[: self._side**2], [self._side, self._side])
-        self._gradient.enqueue(tf.raw_ops.DeepCopy(x=matrix))
+        self._handover.give(gradient)
 
     def step(self, _gradient):
         """Encode and decode, or what takes their place."""
@@ -238,8 +264,10 @@ def contenders(elements, methods):
     work = {}
     for bin_size in (50, 500):
         replica = AdaComp(elements, bin_size)
-        work[f"AdaComp encode, bins of {bin_size}"] = Work(replica.encode)
+        work[f"AdaComp encode, bins of {bin_size}"] = Work(replica.encode, replica.handover.give)
         work[f"AdaComp decode of {REPLICAS}, bins of {bin_size}"] = Work(replica.decode)
+        in_use = AdaComp(elements, bin_size)
+        work[f"AdaComp encode in use, bins of {bin_size}"] = Work(in_use.encode_in_use)
         dividing = AdaComp(elements, bin_size)
         work[f"AdaComp divide and encode, bins of {bin_size}"] = Work(dividing.divide_and_encode)
     for rate in (50, 400):

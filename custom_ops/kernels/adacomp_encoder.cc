@@ -72,6 +72,9 @@ struct AdaCompEncoder::Tensor {
     }
   }
 
+  bool InPlace() const { return source.replaced_gradient == nullptr; }
+  float* NewResidual() const { return InPlace() ? source.residual : source.replaced_gradient; }
+
   PreconditionTensor Preconditioned(const Strip& strip, float* divided) const {
     return {source.second_moment ? source.second_moment + strip.begin : nullptr,
             GradientAt(source.type, source.gradient, strip.begin), source.type, strip.size, divided,
@@ -135,6 +138,10 @@ void AdaCompEncoder::AddTensor(const EncoderTensor& tensor) {
   }
 }
 
+const AdaCompEncoder::Tensor& AdaCompEncoder::TensorOf(const Block& block) const {
+  return tensors_[block.tensor];
+}
+
 template <typename BlockWork>
 void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
   parallel_for_(blocks_.size(), kBlockSize, [&](int64_t begin, int64_t end) {
@@ -144,21 +151,29 @@ void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
   });
 }
 
-// The first pass only reads, because rounding makes additions irreversible. The first pass finds
-// the maxima of undivided gradients, so that the second pass can subtract the sent values. Divided
-// gradients have a third pass over the sent elements, which is shorter than dividing twice.
+// A residual does not change before all sums are known to be finite, because rounding makes
+// additions irreversible. Where the new residual replaces the gradient, the first pass does all but
+// subtract the sent values. Elsewhere the first pass only reads. The first pass finds the maxima of
+// undivided gradients, so that the second pass can subtract the sent values. Divided gradients have
+// a third pass over the sent elements, which is shorter than dividing twice.
 bool AdaCompEncoder::Run() {
   std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, float* divided) {
+    if (!TensorOf(blocks_[i]).InPlace()) return Send(&blocks_[i], divided);
     if (!Check(blocks_[i], divided)) finite = false;
   });
   if (!SetScales(false) || !finite) return false;  // from here on, all sums are finite
   // Goes backwards, because the blocks that the first pass has read last may still be in the cache.
-  ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
+  ForEachBlock([&](int64_t i, float* divided) {
+    Block* block = &blocks_[blocks_.size() - 1 - i];
+    const Tensor& tensor = TensorOf(*block);
+    if (tensor.InPlace()) return Send(block, divided);
+    AddSent(*block, -tensor.scale);
+  });
   SetScales(true);
   ForEachBlock([&](int64_t i, float*) {
     const Block& block = blocks_[i];
-    const Tensor& tensor = tensors_[block.tensor];
+    const Tensor& tensor = TensorOf(block);
     if (tensor.source.second_moment) AddSent(block, -tensor.scale);
   });
   Layout();
@@ -178,7 +193,11 @@ bool AdaCompEncoder::SetScales(bool of_divided) {
 }
 
 BinRun AdaCompEncoder::RunOf(const Tensor& tensor, const Strip& strip, const void* values) const {
-  return {tensor.source.residual + strip.begin, values, strip.size, tensor.bins.bin_size,
+  return {tensor.source.residual + strip.begin,
+          values,
+          tensor.NewResidual() + strip.begin,
+          strip.size,
+          tensor.bins.bin_size,
           bin_max_.get() + tensor.first_bin + strip.first_bin};
 }
 
@@ -190,7 +209,7 @@ BinKernels AdaCompEncoder::Kernels(const Tensor& tensor) const {
 
 // Returns whether the sums that Send computes are finite; finds the maxima of undivided gradients.
 bool AdaCompEncoder::Check(const Block& block, float* divided) const {
-  const Tensor& tensor = tensors_[block.tensor];
+  const Tensor& tensor = TensorOf(block);
   std::vector<float> moments;
   const auto divide = [&](PreconditionTensor strip) {  // second moments do not change
     moments.assign(strip.second_moment, strip.second_moment + strip.size);
@@ -215,15 +234,15 @@ bool AdaCompEncoder::Check(const Block& block, float* divided) const {
 }
 
 void AdaCompEncoder::Send(Block* block, float* divided) const {
-  const Tensor& tensor = tensors_[block->tensor];
+  const Tensor& tensor = TensorOf(*block);
   const int64_t bin_size = tensor.bins.bin_size;
   tensor.ForEachStrip(block->index, [&](const Strip& strip) {
     const Addend addend = ToAdd(tensor.Preconditioned(strip, divided), PreconditionFinite);
     const BinRun run = RunOf(tensor, strip, addend.values);
-    if (tensor.source.second_moment) Kernels(tensor).find_maxima(run);
+    if (tensor.source.second_moment || !tensor.InPlace()) Kernels(tensor).find_maxima(run);
     if (tensor.bins.sent_whole) {
-      const Source source = {run.residual, addend.values, addend.type};
-      return Accumulate(source, 0, strip.size, run.residual);
+      const Source source = {tensor.source.residual + strip.begin, addend.values, addend.type};
+      return Accumulate(source, 0, strip.size, run.to);
     }
     const int64_t room = (strip.size + kCodeSlack) * CodeBytes(bin_size);
     block->codes.SetEnd(
@@ -233,17 +252,18 @@ void AdaCompEncoder::Send(Block* block, float* divided) const {
 
 // Adds `scale` with the sent signs to the sent elements of a block.
 void AdaCompEncoder::AddSent(const Block& block, float scale) const {
-  const Tensor& tensor = tensors_[block.tensor];
+  const Tensor& tensor = TensorOf(block);
   const Binning& bins = tensor.bins;
   if (bins.sent_whole) return;
   AddCodes(block.codes.data(), bins.BlockBins(block.index), bins.bin_size, scale,
-           tensor.source.residual + bins.FirstElement(block.index));
+           tensor.NewResidual() + bins.FirstElement(block.index));
 }
 
 void AdaCompEncoder::Rollback() {
   ForEachBlock([&](int64_t i, float* divided) {
     const Block& block = blocks_[i];
-    const Tensor& tensor = tensors_[block.tensor];
+    const Tensor& tensor = TensorOf(block);
+    if (!tensor.InPlace()) return;
     AddSent(block, tensor.scale);
     tensor.ForEachStrip(block.index, [&](const Strip& strip) {
       Subtract(ToAdd(tensor.Preconditioned(strip, divided), TakeBack), strip.size,
@@ -285,13 +305,13 @@ void AdaCompEncoder::WriteBody(int32_t* body) {
 }
 
 void AdaCompEncoder::WriteBlock(const Block& block, int32_t* body) const {
-  const Tensor& tensor = tensors_[block.tensor];
+  const Tensor& tensor = TensorOf(block);
   char* to = reinterpret_cast<char*>(body + tensor.first_word) + block.first_byte;
   if (!tensor.bins.sent_whole) {
     std::memcpy(to, block.codes.data(), block.codes.size());
     return;
   }
-  float* residual = tensor.source.residual + tensor.bins.FirstElement(block.index);
+  float* residual = tensor.NewResidual() + tensor.bins.FirstElement(block.index);
   const int64_t bytes = 4 * tensor.bins.BlockSize(block.index);
   std::memcpy(to, residual, bytes);
   std::memset(residual, 0, bytes);

@@ -13,7 +13,7 @@
 namespace gradcomp {
 
 struct EncoderTensor {
-  float* residual;  // updated in place
+  float* residual;  // updated in place, unless the new residual replaces the gradient
   const void* gradient;
   GradientType type;
   int64_t size;      // elements
@@ -21,6 +21,9 @@ struct EncoderTensor {
   float* second_moment = nullptr;  // updated in place; if given, the gradient is divided by its root
   const float* squares = nullptr;  // see PreconditionTensor
   AdamSettings adam = {};
+  // The memory of `gradient`, if the new residual replaces the gradient. The gradient is then float32,
+  // and not divided.
+  float* replaced_gradient = nullptr;
 };
 
 // If tensors have second moments, the encoder encodes the same bits as after Precondition.
@@ -32,11 +35,11 @@ class AdaCompEncoder {
 
   // Accumulates, selects and quantizes. Returns whether all sums were finite. If so, the sent
   // values are subtracted from the residuals, except that WriteBody clears the residuals of tensors
-  // sent whole. If not, nothing has changed.
+  // sent whole. If not, nothing has changed but the gradients that were to be replaced.
   bool Run();
 
-  // Reverts Run, for a caller that can't write the payload: residuals up to the rounding of
-  // float32, second moments as in TakeBack.
+  // Reverts Run, for a caller that can't write the payload: residuals that were updated in place up
+  // to the rounding of float32, second moments as in TakeBack.
   void Rollback();
 
   int64_t body_words() const { return body_words_; }  // words of the payload without the fixed header
@@ -50,6 +53,7 @@ class AdaCompEncoder {
   struct Strip;
 
   void AddTensor(const EncoderTensor& tensor);
+  const Tensor& TensorOf(const Block& block) const;
   template <typename BlockWork>
   void ForEachBlock(const BlockWork& work) const;
   bool Check(const Block& block, float* divided) const;

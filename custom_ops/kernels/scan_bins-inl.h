@@ -5,10 +5,10 @@
 // The last vector of a bin ends with the bin and overlaps the vector before. No vector is therefore
 // partial, because a masked store at the end of a bin would delay the loads of the next bin.
 
-// Prefetches far enough ahead to keep memory busy while a bin is computed.
+// Prefetches beyond the next strip, so that memory is busy while a strip is computed.
 template <typename Number>
 GRADCOMP_TARGET inline void Prefetch(const Number* numbers) {
-  constexpr int64_t kAhead = 1024;  // elements
+  constexpr int64_t kAhead = 1536;  // elements
   __builtin_prefetch(numbers + kAhead, 0);
 }
 
@@ -45,32 +45,34 @@ struct BinSender {
 };
 
 template <typename V, typename Gradient, typename Code>
-GRADCOMP_TARGET inline Code* SendBin(float* residual, const Gradient* gradient, int64_t size,
-                                     uint32_t bin_max, const SendSettings& settings, Code* codes) {
+GRADCOMP_TARGET inline Code* SendBin(const float* residual, const Gradient* gradient, int64_t size,
+                                     uint32_t bin_max, const SendSettings& settings, float* to,
+                                     Code* codes) {
   if (size < V::kWidth) {
-    return SendBin<OneLane>(residual, gradient, size, bin_max, settings, codes);
+    return SendBin<OneLane>(residual, gradient, size, bin_max, settings, to, codes);
   }
   constexpr uint32_t kAllLanes = (1u << V::kWidth) - 1;
   BinSender<V, Code> sender = {V::Broadcast(settings.boost), V::Broadcast(settings.scale),
                                V::Broadcast(bin_max), codes};
   const int64_t last = size - V::kWidth;
-  const auto last_residual = V::Load(residual + last);  // before the loop overwrites a part of it
+  // Before the loop overwrites a part of it.
+  const auto last_residual = V::Load(residual + last);
+  const auto last_gradient = V::Load(gradient + last);
   int64_t i = 0;
   for (; i < last; i += V::kWidth) {
     Prefetch(residual + i);
     Prefetch(gradient + i);
-    sender.Send(V::Load(residual + i), V::Load(gradient + i), i, kAllLanes, residual + i);
+    sender.Send(V::Load(residual + i), V::Load(gradient + i), i, kAllLanes, to + i);
   }
-  sender.Send(last_residual, V::Load(gradient + last), last, kAllLanes & kAllLanes << (i - last),
-              residual + last);
+  sender.Send(last_residual, last_gradient, last, kAllLanes & kAllLanes << (i - last), to + last);
   return sender.codes;
 }
 
 // A bin of zeros that stays zero, as in unused rows of an embedding, is not written.
-inline bool StaysZero(const float* residual, int64_t size, uint32_t bin_max) {
+inline bool StaysZero(const float* to, int64_t size, uint32_t bin_max) {
   if (bin_max != 0) return false;
   uint32_t bits = 0;
-  for (int64_t i = 0; i < size; ++i) bits |= ToBits(residual[i]);
+  for (int64_t i = 0; i < size; ++i) bits |= ToBits(to[i]);
   return bits == 0;
 }
 
@@ -93,10 +95,11 @@ GRADCOMP_TARGET uint8_t* SendBins(const BinRun& run, const SendSettings& setting
   for (int64_t begin = 0; begin < run.size; begin += run.bin_size) {
     const int64_t size = std::min(run.bin_size, run.size - begin);
     const uint32_t maximum = ToBits(*bin_max++);
-    float* residual = run.residual + begin;
+    float* to = run.to + begin;
     Code* end = codes;
-    if (!StaysZero(residual, size, maximum)) {
-      end = SendBin<Vector>(residual, gradient + begin, size, maximum, settings, codes);
+    if (!StaysZero(to, size, maximum)) {
+      end = SendBin<Vector>(run.residual + begin, gradient + begin, size, maximum, settings, to,
+                            codes);
     }
     if (end == codes) {
       *end++ = kEscape<Code>;

@@ -10,8 +10,9 @@ namespace gradcomp {
 
 // Consecutive whole bins of one tensor. The last bin may be short.
 struct BinRun {
-  float* residual;
+  const float* residual;
   const void* gradient;
+  float* to;  // the memory of the residual or of the gradient
   int64_t size;  // elements
   int64_t bin_size;
   float* bin_max;  // one per bin
@@ -30,9 +31,8 @@ struct BinKernels {
   // not finite.
   void (*find_maxima)(const BinRun& run);
 
-  // Adds the gradient to the residual, selects elements by the maxima, appends their codes,
-  // subtracts the sent values, and returns the end of the codes. `codes` has room for size +
-  // kCodeSlack codes.
+  // Writes residual + gradient without the sent values, selects elements by the maxima, appends
+  // their codes, and returns the end of the codes. `codes` has room for size + kCodeSlack codes.
   uint8_t* (*send)(const BinRun& run, const SendSettings& settings, uint8_t* codes);
 };
 

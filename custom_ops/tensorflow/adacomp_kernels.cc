@@ -77,6 +77,7 @@ class AdaCompEncodeWork {
     HostTensors host(context);
     std::vector<EncoderTensor> tensors;
     TF_RETURN_IF_ERROR(TensorsOnHost(context, step, &host, &tensors));
+    const std::vector<std::unique_ptr<Tensor>> replaced = TakeGradients(&host, &tensors);
     AdaCompEncoder encoder(tensors, scale_factor_, ThreadPool(context));
     const bool finite = encoder.Run();
     const PayloadHeader header = Header(*step, finite, encoder.body_words());
@@ -84,7 +85,12 @@ class AdaCompEncodeWork {
     const absl::Status allocated = Allocate(context, header, &outputs);
     if (!allocated.ok()) encoder.Rollback();
     TF_RETURN_IF_ERROR(allocated);
-    if (finite) encoder.WriteBody(outputs.payload + kHeaderWords);
+    if (finite) {
+      encoder.WriteBody(outputs.payload + kHeaderWords);
+      for (int i = 0; i < num_tensors_; ++i) {
+        if (replaced[i]) *step->variables.tensor(i) = *replaced[i];
+      }
+    }
     Finish(header, outputs);
     return host.Finish();
   }
@@ -205,6 +211,17 @@ class AdaCompEncodeWork {
       tensor.squares = squares->flat<float>().data();
     }
     return absl::OkStatus();
+  }
+
+  // Takes the memory of undivided gradients that nothing else uses, for the new residuals.
+  std::vector<std::unique_ptr<Tensor>> TakeGradients(HostTensors* host,
+                                                     std::vector<EncoderTensor>* tensors) const {
+    std::vector<std::unique_ptr<Tensor>> taken(num_tensors_);
+    for (int i = 0; i < num_tensors_ && num_moments_ == 0; ++i) {
+      taken[i] = host->Take(num_tensors_ + i);
+      if (taken[i]) (*tensors)[i].replaced_gradient = taken[i]->flat<float>().data();
+    }
+    return taken;
   }
 
   int num_tensors_;

@@ -1,5 +1,8 @@
 #include "host_tensors.h"
 
+#include <utility>
+
+#include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/device.h"
 
 namespace gradcomp {
@@ -15,6 +18,18 @@ absl::Status HostTensors::Input(int i, const Tensor** input) {
   TF_RETURN_IF_ERROR(CopyToHost(**input, &inputs_.back()));
   *input = &inputs_.back();
   return absl::OkStatus();
+}
+
+std::unique_ptr<Tensor> HostTensors::Take(int i) {
+  if (on_gpu_) return nullptr;
+  const Tensor& input = context_->input(i);
+  auto taken = context_->forward_input(i, OpKernelContext::Params::kNoReservation,
+                                       tensorflow::DT_FLOAT, input.shape(),
+                                       context_->input_memory_type(i), AllocatorAttributes());
+  if (!taken || taken->NumElements() == 0) return nullptr;
+  // A part of a larger tensor would keep all of that tensor in memory.
+  const size_t allocated = tensorflow::DMAHelper::buffer(taken.get())->root_buffer()->size();
+  return allocated == taken->TotalBytes() ? std::move(taken) : nullptr;
 }
 
 absl::Status HostTensors::Variables(LockedResiduals* variables, bool writes,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "op_support.h"
@@ -19,6 +20,9 @@ class HostTensors {
 
   // Gets an input of the op that is on its device.
   absl::Status Input(int i, const Tensor** input);
+
+  // Takes the memory of a float32 input if nothing else uses the memory; otherwise returns null.
+  std::unique_ptr<Tensor> Take(int i);
 
   // Gets variables that are read and, if `writes`, written in place.
   absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "../kernels/adacomp_codes.h"
 #include "../kernels/past_caches.h"
@@ -28,6 +30,25 @@ std::vector<Half> Halves(int64_t size, uint32_t seed) {
   return values;
 }
 
+// Takes a step in which new residuals replace gradients, as Encode takes one in place.
+std::vector<int32_t> EncodeReplacing(std::vector<std::vector<float>>* residuals,
+                                     std::vector<std::vector<float>> gradients,
+                                     const std::vector<int64_t>& bin_sizes,
+                                     const EncodeSettings& settings = {}) {
+  const std::vector<std::vector<float>> before = *residuals;
+  std::vector<EncoderTensor> tensors;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    float* gradient = gradients[i].data();
+    tensors.push_back({(*residuals)[i].data(), gradient, GradientType::kFloat,
+                       static_cast<int64_t>(gradients[i].size()), bin_sizes[i]});
+    tensors.back().replaced_gradient = gradient;
+  }
+  const auto payload = PayloadOf(tensors, settings);
+  for (size_t i = 0; i < before.size(); ++i) CHECK(SameBits((*residuals)[i], before[i]));
+  if (static_cast<int64_t>(payload.size()) > kHeaderWords) *residuals = std::move(gradients);
+  return payload;
+}
+
 template <typename Gradient>
 void CheckVariantsAgree(GradientType type, const std::vector<Gradient>& gradient) {
   const int64_t size = gradient.size();
@@ -36,12 +57,17 @@ void CheckVariantsAgree(GradientType type, const std::vector<Gradient>& gradient
       std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
       EncodeSettings settings = {scale_factor, Threads(1), Simd::kPortable, type};
       const auto payload = Encode<Gradient>(&expected, {gradient}, {bin_size}, settings);
-      for (Simd simd : {Simd::kAvx2, Simd::kAvx512}) {
+      for (Simd simd : {Simd::kPortable, Simd::kAvx2, Simd::kAvx512}) {
         if (!IsSupported(simd)) continue;
         settings.simd = simd;
         std::vector<std::vector<float>> residual = {Normal(size, 1, 1)};
         CHECK(Encode<Gradient>(&residual, {gradient}, {bin_size}, settings) == payload);
         CHECK(SameBits(residual[0], expected[0]));
+        if constexpr (std::is_same_v<Gradient, float>) {
+          residual = {Normal(size, 1, 1)};
+          CHECK(EncodeReplacing(&residual, {gradient}, {bin_size}, settings) == payload);
+          CHECK(SameBits(residual[0], expected[0]));
+        }
       }
     }
   }
@@ -66,6 +92,22 @@ void ZerosDenormalsAndTiesAreTheSameInAllInstructionSets() {
   CheckVariantsAgree(GradientType::kFloat, gradient);
 }
 
+// Bins of zeros are not written where they stay zero.
+void SignsOfZerosAreThoseOfSums() {
+  const std::vector<float> residual = {0.0f, -0.0f, 0.0f, -0.0f, -0.0f, -0.0f, 0.0f, 0.0f, 0.0f};
+  const std::vector<float> gradient = {0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f, 1.0f};
+  for (int64_t bin_size : {0, 1, 2, 8}) {
+    std::vector<std::vector<float>> in_place = {residual}, replacing = {residual};
+    const auto payload = Encode<float>(&in_place, {gradient}, {bin_size});
+    CHECK(EncodeReplacing(&replacing, {gradient}, {bin_size}) == payload);
+    CHECK(SameBits(replacing[0], in_place[0]));
+    for (size_t i = 0; i < 8 && bin_size > 0; ++i) {
+      const float sum = residual[i] + gradient[i];
+      CHECK(ToBits(in_place[0][i]) == ToBits(sum));
+    }
+  }
+}
+
 void ThreadsDoNotChangeResults() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0};
   std::vector<std::vector<float>> gradients;
@@ -84,12 +126,15 @@ void ThreadsDoNotChangeResults() {
     settings.parallel_for = Threads(threads);
     std::vector<std::vector<float>> residuals = start;
     CHECK(Encode<float>(&residuals, gradients, bin_sizes, settings) == payload);
+    std::vector<std::vector<float>> replacing = start;
+    CHECK(EncodeReplacing(&replacing, gradients, bin_sizes, settings) == payload);
     AdaCompDecoder decoder(tensors, kFingerprint, Threads(threads));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
     std::vector<std::vector<float>> outputs = Zeros(tensors);
     CHECK(decoder.Reduce(Pointers(&outputs)));
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
       CHECK(SameBits(residuals[i], expected[i]));
+      CHECK(SameBits(replacing[i], expected[i]));
       if (threads == 1) sums[i] = outputs[i];
       CHECK(SameBits(outputs[i], sums[i]));
     }
@@ -109,6 +154,7 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
     std::vector<std::vector<float>> residuals = before;
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes);
     CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+    CHECK(EncodeReplacing(&residuals, gradients, bin_sizes) == payload);
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
       CHECK(SameBits(residuals[i], before[i]));
     }
@@ -124,6 +170,7 @@ void AnOverflowingSumLeavesTheResidualsAsTheyWere() {
                                                      {0.5f, 1, 3e38f, 0}};
   const auto payload = Encode<float>(&residuals, gradients, {50, 0, 2});
   CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+  CHECK(EncodeReplacing(&residuals, gradients, {50, 0, 2}) == payload);
   for (size_t i = 0; i < before.size(); ++i) CHECK(SameBits(residuals[i], before[i]));
 }
 
@@ -228,6 +275,24 @@ void RollbackGivesSecondMomentsBack() {
   }
 }
 
+// As in a caller that cannot write the payload. The second tensor replaces its gradient.
+void RollbackDoesNotReadReplacedGradients() {
+  const std::vector<float> before = Normal(100001, 1, 1);
+  std::vector<float> in_place = before, residual = before;
+  std::vector<float> gradient = Normal(before.size(), 0.3f, 2);
+  const std::vector<float> given = gradient;
+  EncoderTensor replacing = {residual.data(), gradient.data(), GradientType::kFloat, 100001, 500};
+  replacing.replaced_gradient = gradient.data();
+  AdaCompEncoder encoder({{in_place.data(), given.data(), GradientType::kFloat, 100001, 500},
+                          replacing},
+                         2, Threads(2));
+  CHECK(encoder.Run());
+  CHECK(SameBits(gradient, in_place));
+  encoder.Rollback();
+  CHECK(SameBits(residual, before));
+  for (size_t i = 0; i < before.size(); ++i) CHECK(std::fabs(in_place[i] - before[i]) < 1e-5f);
+}
+
 void WhatWasPackedCanBePutBack() {
   std::vector<std::vector<float>> residuals = {Normal(5000, 1, 1), Normal(70, 1, 2)};
   std::vector<std::vector<float>> sums = residuals;
@@ -315,6 +380,7 @@ int main() {
   using namespace gradcomp;
   RUN(AllInstructionSetsGiveTheSameBits);
   RUN(ZerosDenormalsAndTiesAreTheSameInAllInstructionSets);
+  RUN(SignsOfZerosAreThoseOfSums);
   RUN(ThreadsDoNotChangeResults);
   RUN(ANonFiniteGradientLeavesTheResidualsAsTheyWere);
   RUN(AnOverflowingSumLeavesTheResidualsAsTheyWere);
@@ -322,6 +388,7 @@ int main() {
   RUN(ANonFiniteGradientLeavesSecondMomentsAsTheyWere);
   RUN(AnOverflowingQuotientLeavesEverythingAsItWas);
   RUN(RollbackGivesSecondMomentsBack);
+  RUN(RollbackDoesNotReadReplacedGradients);
   RUN(WhatWasPackedCanBePutBack);
   RUN(CodesAreAddedInEightsAsOneByOne);
   RUN(LargeSumsAreThoseOfEachBlock);

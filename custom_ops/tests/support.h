@@ -53,6 +53,26 @@ struct EncodeSettings {
   AdamSettings adam = {};
 };
 
+// Takes a step, and returns its payload.
+inline std::vector<int32_t> PayloadOf(const std::vector<EncoderTensor>& tensors,
+                                      const EncodeSettings& settings) {
+  std::vector<int64_t> bin_sizes;
+  for (const EncoderTensor& tensor : tensors) bin_sizes.push_back(tensor.bin_size);
+  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = kFingerprint;
+  header.plan = PlanOf(bin_sizes);
+  header.step = kStep;
+  header.num_tensors = tensors.size();
+  header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
+  header.length = kHeaderWords + encoder.body_words();
+  std::vector<int32_t> payload(header.length);
+  if (!header.non_finite()) encoder.WriteBody(payload.data() + kHeaderWords);
+  WriteHeader(header, payload.data());
+  return payload;
+}
+
 // Returns a payload from flat tensors; updates the residuals, and the second moments if there are
 // any.
 template <typename Gradient>
@@ -69,19 +89,7 @@ std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
                        moments ? (*moments)[i].data() : nullptr,
                        squares.empty() ? nullptr : squares[i].data(), settings.adam});
   }
-  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
-  PayloadHeader header;
-  header.method = static_cast<uint16_t>(Method::kAdaComp);
-  header.fingerprint = kFingerprint;
-  header.plan = PlanOf(bin_sizes);
-  header.step = kStep;
-  header.num_tensors = tensors.size();
-  header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
-  header.length = kHeaderWords + encoder.body_words();
-  std::vector<int32_t> payload(header.length);
-  if (!header.non_finite()) encoder.WriteBody(payload.data() + kHeaderWords);
-  WriteHeader(header, payload.data());
-  return payload;
+  return PayloadOf(tensors, settings);
 }
 
 inline std::vector<std::vector<float>> Zeros(const std::vector<DecoderTensor>& tensors) {

@@ -9,6 +9,7 @@ from tf_gradcomp import ops
 
 LAYOUT = {"bin_sizes": [50, 0], "fingerprint": 3}
 SHAPES = [(20, 30), (7,)]
+SIZE = 3200  # rows of this size are aligned, so that TensorFlow unstacks them without a copy
 
 
 class ShapeTest(tf.test.TestCase):
@@ -105,6 +106,92 @@ class VariableTest(tf.test.TestCase):
             residual = expected.residuals[0]
             self.assertAllEqual(payload, expected.payload)
         assert_same_bits(variable.numpy(), residual)
+
+
+class HandedOverTest(tf.test.TestCase):
+    """A gradient whose memory nothing else uses becomes the new residual."""
+
+    def setUp(self):
+        super().setUp()
+        self.layout = {"bin_sizes": [50, 500, 0], "fingerprint": 3}
+        self.variables = [tf.Variable(normal(SIZE, 1, seed)) for seed in range(3)]
+        self.before = [variable.numpy() for variable in self.variables]
+        self.gradients = [normal(SIZE, 0.3, 10 + seed) for seed in range(3)]
+
+    def step(self, parts=lambda gradients: gradients):
+        """Encodes copies of the gradients, or parts of the copies, in a graph."""
+
+        @tf.function(autograph=False)
+        def run(gradients):
+            copies = parts([tf.raw_ops.DeepCopy(x=gradient) for gradient in gradients])
+            payload, _ = ops.adacomp_encode(self.variables, copies, 0, **self.layout)
+            return payload
+
+        return run([tf.constant(gradient) for gradient in self.gradients])
+
+    def always_moves(self, parts=lambda gradients: gradients):
+        """Returns whether all residuals move in every step: a read value can make one move, too."""
+        moved = []
+        for _ in range(5):
+            before = self.addresses()
+            self.step(parts)
+            moved += [old != new for old, new in zip(before, self.addresses(), strict=True)]
+        return all(moved)
+
+    def addresses(self):
+        return [variable.read_value()._numpy().ctypes.data for variable in self.variables]
+
+    def assert_encoded(self, payload):
+        expected = encode(self.before, self.gradients, step=0, **self.layout)
+        self.assertAllEqual(payload, expected.payload)
+        for variable, residual in zip(self.variables, expected.residuals, strict=True):
+            assert_same_bits(variable.numpy(), residual)
+
+    def test_the_residuals_move_into_the_gradients(self):
+        self.assert_encoded(self.step())
+        assert self.always_moves()
+
+    def test_values_read_before_stay_as_they_were(self):
+        snapshots = [variable.read_value() for variable in self.variables]
+        self.assert_encoded(self.step())
+        for snapshot, before in zip(snapshots, self.before, strict=True):
+            assert_same_bits(snapshot.numpy(), before)
+
+    def test_a_step_that_is_not_finite_changes_nothing(self):
+        for bad in (np.nan, np.inf):
+            self.gradients[2][-1] = bad
+            self.assertLen(self.step(), 14)  # the header
+            for variable, residual in zip(self.variables, self.before, strict=True):
+                assert_same_bits(variable.numpy(), residual)
+
+    def test_a_gradient_that_is_used_elsewhere_stays_as_it_was(self):
+        given = [tf.constant(gradient) for gradient in self.gradients]
+        payload, _ = ops.adacomp_encode(self.variables, given, 0, **self.layout)
+        self.assert_encoded(payload)
+        for tensor, gradient in zip(given, self.gradients, strict=True):
+            assert_same_bits(tensor.numpy(), gradient)
+
+    def test_one_gradient_for_all_residuals(self):
+        self.gradients = self.gradients[:1] * 3
+        self.assert_encoded(self.step(lambda copies: copies[:1] * 3))
+
+    def test_a_part_of_a_larger_tensor_is_not_kept(self):
+        self.gradients = [np.zeros(SIZE, np.float32)] * 3
+
+        def first_parts(copies):
+            wholes = [tf.raw_ops.DeepCopy(x=tf.stack([one, one + 1])) for one in copies]
+            return [tf.unstack(whole)[0] for whole in wholes]
+
+        self.assert_encoded(self.step(first_parts))
+        assert not self.always_moves(first_parts)
+
+    def test_the_payload_can_be_put_back(self):
+        payload = self.step()
+        ops.adacomp_put_back(self.variables, payload, **self.layout)
+        for variable, before, gradient in zip(
+            self.variables, self.before, self.gradients, strict=True
+        ):
+            self.assertAllClose(variable, before + gradient, atol=4e-6)
 
 
 PROGRAM = """

@@ -52,7 +52,7 @@ class AdaComp(Plannable):
     with the number of replicas.
 
     Use it as a sparse method without tuning, for up to a few dozen replicas. AdaComp reads the
-    gradient twice and the residual once, without a sort.
+    gradient and the residual once or twice, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see

@@ -100,6 +100,9 @@ def adacomp_encode(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Packs the selected elements of each bin, as `ops.coding.encode` describes.
 
+    On a CPU, a new residual takes over the memory of its gradient if nothing else uses that memory,
+    and the gradient is float32 and not divided.
+
     With second moments, the gradients are first divided as by `precondition`, to the bit, in the
     same pass over memory.
 
