@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ class Log:
         self.problem = self.problem or "problem" in line
         if "pid" in line:
             self.pids[line["worker"]] = line["pid"]
+            self.collectives.pop(line["pid"], None)  # of an earlier process with this number
             self.saved = False
         if "collectives" in line and line["worker"] in self.pids:
             self.collectives[self.pids[line["worker"]]] = line["collectives"]
@@ -152,6 +154,58 @@ class Killer:
             log.pids.clear()
 
 
+class Processes:
+    """The processes of the job, and their memory.
+
+    After a process has ended, the kernel may give its number to another program. Memory is
+    therefore read of workers of the present run only, and a file that stands for each process tells
+    whether it has ended.
+
+    Args:
+        launcher: The number of the process of `gradcomp run`.
+
+    Attributes:
+        samples: The samples of all processes.
+    """
+
+    def __init__(self, launcher: int) -> None:
+        self.samples = [Samples(_LAUNCHER)]
+        self._launcher = launcher
+        self._present = {launcher: self.samples[0]}
+        self._files: list[tuple[int, int]] = []  # the number of each worker, and its file
+
+    def sample(self, seconds: float, log: Log) -> None:
+        """Takes a sample of each process of the present run."""
+        workers = {pid: worker for worker, pid in log.pids.items()}
+        for pid in self._present.keys() - workers.keys() - {self._launcher}:
+            del self._present[pid]
+        for pid in workers.keys() - self._present.keys():
+            with contextlib.suppress(ProcessLookupError):  # it has just been killed
+                self._files.append((pid, os.pidfd_open(pid)))
+                self._present[pid] = Samples(f"worker {workers[pid]}")
+                self.samples.append(self._present[pid])
+        for pid, samples in self._present.items():
+            if pid == self._launcher or pid in log.collectives:  # it has ended an epoch
+                _sample(samples, pid, seconds, log.collectives.get(pid, 0))
+
+    def left(self) -> list[int]:
+        """Returns the workers that have not ended."""
+        return [pid for pid, file in self._files if not select.select([file], [], [], 0)[0]]
+
+    def close(self) -> None:
+        """Closes the files."""
+        for _, file in self._files:
+            os.close(file)
+
+
+def _sample(samples: Samples, pid: int, seconds: float, collectives: int) -> None:
+    size = anonymous_kilobytes(pid)
+    if size is not None:
+        samples.times.append(seconds)
+        samples.megabytes.append(size / 1024)
+        samples.records.append(collectives * RECORD / 2**20)
+
+
 def soak(
     plan: Plan, gradcomp: Sequence[str] = GRADCOMP, env: Mapping[str, str] | None = None
 ) -> Found:
@@ -182,8 +236,7 @@ def soak(
 
 def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
     """Kills workers and takes samples until the job has ended, or should have."""
-    log, killer = Log(folder), Killer(plan)
-    samples: dict[int, Samples] = {job.pid: Samples(_LAUNCHER)}
+    log, killer, processes = Log(folder), Killer(plan), Processes(job.pid)
     started = time.monotonic()
     length = 60 * plan.minutes
     limit = length + _RUN * (plan.kills + 1)
@@ -197,16 +250,15 @@ def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
         killer.look(seconds, log)
         if seconds >= taken + 1:
             taken = seconds
-            for worker, pid in log.pids.items():
-                samples.setdefault(pid, Samples(f"worker {worker}"))
-            _sample(samples, seconds, log.collectives)
+            processes.sample(seconds, log)
         time.sleep(_TURN)
     log.read()
-    found = Found(kills=killer.killed, slopes=slopes(samples.values(), plan.half))
+    found = Found(kills=killer.killed, slopes=slopes(processes.samples, plan.half))
     if job.poll() is None:
         found.faults.append(f"the job did not end, after {found.kills} of {plan.kills} kills")
     _judge_log(found, log.lines)
-    left = [pid for pid in samples if pid != job.pid and _is_running(pid)]
+    left = processes.left()
+    processes.close()
     if job.poll() is not None and left:
         found.faults.append(f"workers are left: {left}")
     return found
@@ -239,25 +291,6 @@ def _judge_end(found: Found, returncode: int, folder: Path) -> None:
         found.faults.append("\n".join([f"gradcomp run ended with exit code {returncode}:", *said]))
     elif found.restarts != found.kills:
         found.faults.append(f"{found.kills} kills, and {found.restarts} restarts")
-
-
-def _sample(samples: Mapping[int, Samples], seconds: float, collectives: Mapping[int, int]) -> None:
-    for pid, of_process in samples.items():
-        is_worker = of_process.kind != _LAUNCHER
-        if is_worker and pid not in collectives:  # it has not ended an epoch
-            continue
-        size = anonymous_kilobytes(pid)
-        if size is not None:
-            of_process.times.append(seconds)
-            of_process.megabytes.append(size / 1024)
-            of_process.records.append(collectives.get(pid, 0) * RECORD / 2**20)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def markdown(plan: Plan, found: Found) -> str:

@@ -1,5 +1,7 @@
 """The soak test, for some seconds, and that it sees what it looks for."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,6 +81,26 @@ def test_a_resume_before_the_last_save_is_seen():
     soak._judge_log(found, lines)
     assert found.faults == ["resumed at epoch 1, although 2 were saved"]
     assert (found.epochs, found.checks) == (2, 5)
+
+
+def test_a_worker_whose_number_another_process_has_is_not_watched(tmp_path):
+    log, processes = soak.Log(tmp_path), soak.Processes(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        log.take({"worker": 1, "pid": worker.pid})
+        processes.sample(1.0, log)  # before the first epoch has ended
+        log.take({"worker": 1, "collectives": 60})
+        for second in (2.0, 3.0):
+            processes.sample(second, log)
+        assert processes.left() == [worker.pid]
+        log.pids.clear()  # as after a kill, although the number is still there
+        processes.sample(4.0, log)
+        worker.kill()
+    assert processes.left() == []
+    processes.close()
+    launcher, of_worker = processes.samples
+    assert launcher.times == [1.0, 2.0, 3.0, 4.0]
+    assert (of_worker.kind, of_worker.times) == ("worker 1", [2.0, 3.0])
+    assert of_worker.records == [60 * RECORD / 2**20] * 2
 
 
 @pytest.mark.parametrize("saves", [False, True])
