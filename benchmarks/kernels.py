@@ -216,20 +216,16 @@ class WholeStep:
         specs = [GradientSpec("layer/kernel", (side, side), "float32", DENSE)]
         state = new_state(compressor, specs)
         self._step = 0
-        self._handover = Handover((side, side))
+        self.handover = Handover((side, side))
 
         @tf.function(autograph=False)
         def run(step):
-            given = [self._handover.take()]
+            given = [self.handover.take()]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
             results, _ = communicate([conversation(compressor, inputs)], lockstep_communicators(1))
             return results[0]
 
         self._run = run
-
-    def hand_over(self, gradient):
-        """Copies the gradient for the step."""
-        self._handover.give(gradient)
 
     def step(self, _gradient):
         """Encode and decode, or what takes their place."""
@@ -275,7 +271,7 @@ def contenders(elements, methods):
     work["Adam's preconditioning"] = Work(Adam(elements).divide)
     for name in methods:
         whole = WholeStep(elements, compressors.get(name))
-        work[f"{name}, whole step"] = Work(whole.step, whole.hand_over)
+        work[f"{name}, whole step"] = Work(whole.step, whole.handover.give)
     return work
 
 

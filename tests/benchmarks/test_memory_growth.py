@@ -37,7 +37,7 @@ def test_memory_that_wanders_counts_as_flat():
             wandering.append(14 + 0.98 * wandering[-1] + chance.gauss(0, 10))
         samples = [of_process(0, 3600, wandering.__getitem__)]
         flat += slopes(samples, since=0.0)["worker 1"].is_flat
-    assert flat >= 44  # of 50, each with a chance of at least 97.5 %: fewer once in 10,000 times
+    assert flat >= 44  # of 50, each with a chance of at least 97.5 %: fewer 3 times in 10,000
 
 
 def test_processes_that_do_not_live_long_are_not_judged():
