@@ -32,12 +32,7 @@ void LargeTensor(int64_t bin_size) {
   AdaCompEncoder encoder({{residual, gradient, GradientType::kFloat, kSize, bin_size}}, 2,
                          Threads(2));
   CHECK(encoder.Run());
-  PayloadHeader header;
-  header.method = static_cast<uint16_t>(Method::kAdaComp);
-  header.fingerprint = kFingerprint;
-  header.plan = PlanOf({bin_size});
-  header.num_tensors = 1;
-  header.length = kHeaderWords + encoder.body_words();
+  const PayloadHeader header = HeaderOf({bin_size}, /*finite=*/true, encoder.body_words());
   std::vector<int32_t> payload(header.length);
   encoder.WriteBody(payload.data() + kHeaderWords);
   WriteHeader(header, payload.data());
@@ -50,7 +45,7 @@ void LargeTensor(int64_t bin_size) {
 
   // Decodes only blocks with sent elements, because decoding all blocks would fill all pages.
   AdaCompDecoder decoder({{kSize, bin_size}}, kFingerprint, Threads(2));
-  CHECK(decoder.Read(payload.data(), 1, payload.size(), 0).ok());
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
   float* output = MapZeros(kSize);
   const Binning bins(kSize, bin_size);
   for (int64_t i : kSent) {

@@ -53,22 +53,30 @@ struct EncodeSettings {
   AdamSettings adam = {};
 };
 
+// Returns the header of a payload of AdaComp's.
+inline PayloadHeader HeaderOf(const std::vector<int64_t>& bin_sizes, bool finite,
+                              int64_t body_words) {
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = kFingerprint;
+  header.plan = PlanOf(bin_sizes);
+  header.step = kStep;
+  header.num_tensors = bin_sizes.size();
+  header.flags = finite ? 0 : kNonFiniteFlag;
+  header.length = kHeaderWords + body_words;
+  return header;
+}
+
 // Takes a step, and returns its payload.
 inline std::vector<int32_t> PayloadOf(const std::vector<EncoderTensor>& tensors,
                                       const EncodeSettings& settings) {
   std::vector<int64_t> bin_sizes;
   for (const EncoderTensor& tensor : tensors) bin_sizes.push_back(tensor.bin_size);
   AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
-  PayloadHeader header;
-  header.method = static_cast<uint16_t>(Method::kAdaComp);
-  header.fingerprint = kFingerprint;
-  header.plan = PlanOf(bin_sizes);
-  header.step = kStep;
-  header.num_tensors = tensors.size();
-  header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
-  header.length = kHeaderWords + encoder.body_words();
+  const bool finite = encoder.Run();
+  const PayloadHeader header = HeaderOf(bin_sizes, finite, encoder.body_words());
   std::vector<int32_t> payload(header.length);
-  if (!header.non_finite()) encoder.WriteBody(payload.data() + kHeaderWords);
+  if (finite) encoder.WriteBody(payload.data() + kHeaderWords);
   WriteHeader(header, payload.data());
   return payload;
 }
