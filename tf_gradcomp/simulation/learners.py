@@ -120,12 +120,12 @@ class Learners:
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         most = self.exchange.policy.max_dense_elements
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
-        traced = tf.function(self._reduce, reduce_retracing=True)
+        traced = _traced(self._reduce)
         self._reduce_unseen = traced if graph else self._reduce
-        self._residual_norm = tf.function(self._mean_residual_norm)
-        self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
-        self._apply_own = tf.function(self._apply_of_one, reduce_retracing=True)
-        self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
+        self._residual_norm = _traced(self._mean_residual_norm)
+        self._gradients = _traced(self._gradients_of_one)
+        self._apply_own = _traced(self._apply_of_one)
+        self._apply = _traced(self._apply_reduced)
         keras_private.build(model.optimizer, model.trainable_variables)
         self._rounds: LearnersRounds | None = None
         if settings and learners > 1:
@@ -382,3 +382,8 @@ class Learners:
 
 def _present(gradients: Sequence[Gradient]) -> list[int]:
     return [number for number, gradient in enumerate(gradients) if gradient is not None]
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Traces a function without AutoGraph, as Keras does: converting its calls takes seconds."""
+    return tf.function(function, autograph=False, reduce_retracing=True)
