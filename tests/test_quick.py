@@ -36,8 +36,7 @@ def test_each_entry_point_and_engine_has_a_quick_test(quick_tests):
     assert {name for mark in marks for name in mark.args} == COVERED
 
 
-@pytest.mark.parametrize("folder", ["tests/distributed", "tests/horovod"])
-def test_each_method_has_a_quick_test(quick_tests, folder):
-    here = [test for test in quick_tests if test.nodeid.startswith(folder)]
+def test_each_method_has_a_quick_test(quick_tests):
+    here = [test for test in quick_tests if test.nodeid.startswith("tests/distributed")]
     seen = {test.callspec.params.get("method") for test in here if hasattr(test, "callspec")}
     assert {*compressors.names()} <= seen

@@ -20,7 +20,7 @@ NOT_THERE = "-"
 ROWS = {
     "`fit`": (
         [f"{STRATEGY}fit.py::test_weights_and_slots_are_bit_equal_on_all_workers"],
-        [f"{HOROVOD}{AS_ONE_PROCESS}[Adam]"],
+        [f"{HOROVOD}{AS_ONE_PROCESS}[AdamW]"],
         [f"{KERAS2}{AS_ONE_PROCESS}[wrapped]"],
         [f"{KERAS2}{AS_ONE_PROCESS}[ranks]"],
     ),
@@ -62,17 +62,11 @@ ROWS = {
         [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
         [
             f"{KERAS2}workers_stay_equal_and_skip_a_step_together[{case}]"
-            for case in (
-                *("Lookahead:scalecom", "AdamW:top_k", "SGD:random_k", "SGD:power_sgd"),
-                *("SGD:qsgd", "SGD:sign_sgd", "SGD:cast"),
-            )
+            for case in ("Lookahead:scalecom", "AdamW:top_k", "SGD:power_sgd", "SGD:cast")
         ],
         [
             f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[{case}]"
-            for case in (
-                *("SGD:scalecom", "AdamW:top_k", "SGD:random_k", "SGD:power_sgd"),
-                *("SGD:qsgd", "SGD:sign_sgd", "SGD:cast"),
-            )
+            for case in ("SGD:scalecom", "SGD:power_sgd")
         ],
     ),
     "L-GreCo, LGC": (

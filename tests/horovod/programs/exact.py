@@ -12,12 +12,9 @@ from tests.ranks import RANK, SIZE, argument, compressed, data, report
 STEPS = 8
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.1),
     "sums": lambda: keras.optimizers.SGD(0.1),  # by ranks in steps that are as many times shorter
-    "Adam": lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON),
     "AdamW": lambda: keras.optimizers.AdamW(1e-2, epsilon=EPSILON),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
-    "Lamb": lambda: keras.optimizers.Lamb(1e-2, epsilon=EPSILON),
     "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
     "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
