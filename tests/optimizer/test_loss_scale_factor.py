@@ -24,15 +24,17 @@ def scaled(gradients):
     return [[FACTOR * gradient for gradient in of_one] for of_one in gradients]
 
 
-@pytest.mark.parametrize("settings", INNER.values(), ids=INNER)
 @pytest.mark.parametrize(
-    ("compressor", "replicas"),
-    [("adacomp", 1), ("adacomp", 2), ("no_compression", 2), ("scalecom(rates=10)", 2)],
+    ("name", "compressor", "replicas"),
+    [
+        *((name, "adacomp", replicas) for name in INNER for replicas in (1, 2)),
+        *((name, "no_compression", 2) for name in ("adam", "adam, accumulating")),
+    ],
 )
-def test_is_undone_once_and_before_anything_else(settings, compressor, replicas):
+def test_is_undone_once_and_before_anything_else(name, compressor, replicas):
     pair = [
         Replicas(
-            keras.optimizers.Adam(**settings, loss_scale_factor=factor),
+            keras.optimizers.Adam(**INNER[name], loss_scale_factor=factor),
             mirrored(replicas),
             compressor=compressor,
         )

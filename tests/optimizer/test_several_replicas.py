@@ -27,7 +27,8 @@ from tests.replicas import (
 )
 
 
-@pytest.mark.parametrize("compressor", names_without_turns())
+# tests/compressors has a gradient that is not finite with each method.
+@pytest.mark.parametrize("compressor", ["no_compression", "adacomp", "max_norm", "power_sgd"])
 def test_a_bad_gradient_is_skipped_with(compressor):
     replicas = Replicas(keras.optimizers.Adam(0.1), compressor=compressor)
     replicas.step(gradients_at(0))
@@ -88,7 +89,9 @@ def test_one_replica_that_skips_a_step_counts_it(setting):
 
 @pytest.mark.parametrize("compressor", names_without_turns())
 def test_state_is_saved_and_restored_with(compressor, tmp_path):
-    first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
+    first, second = (
+        Replicas(keras.optimizers.Adam(0.1), compressor=compressor, graph=False) for _ in range(2)
+    )
     first.step(gradients_at(0))
     path = tf.train.Checkpoint(optimizer=first.optimizer).write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(optimizer=second.optimizer).read(path).assert_consumed()
@@ -98,7 +101,7 @@ def test_state_is_saved_and_restored_with(compressor, tmp_path):
 
 @every_optimizer
 def test_replicas_end_equal(inner):
-    replicas = Replicas(inner)
+    replicas = Replicas(inner, graph=False)  # test_embeddings.py traces all optimizers
     before = replicas.value()
     for step in range(3):
         replicas.step(gradients_at(step))

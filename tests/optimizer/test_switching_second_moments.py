@@ -1,4 +1,4 @@
-"""Adam's second moments switched on and off at a resume, from each method to each other."""
+"""Adam's second moments switched on and off at a resume, from and to each method."""
 
 import keras
 import numpy as np
@@ -12,6 +12,8 @@ SHAPE = (60, 100)
 STEPS, MORE = 50, 5
 BETA_2 = np.float32(0.999)
 METHODS = [name for name in names_without_turns() if name != "lgreco"]  # one of the others, planned
+# One that keeps no residual, one that sends few entries, and one that sends all of them roughly.
+KINDS = {"no_compression", "top_k", "power_sgd"}
 
 
 def gradients_at(step):
@@ -81,6 +83,8 @@ def test_steps_are_as_long_as_in_a_job_that_never_switched(uninterrupted, settin
     too_long = {}
     for before, saved in of_before.saved.items():
         for after, job in throughout.jobs.items():
+            if not {before, after} & KINDS:
+                continue
             job.load(saved)
             move = job.train(range(STEPS, STEPS + MORE))
             # The first step of a dense method sends the residual of the job before.
