@@ -134,7 +134,7 @@ def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
     specs = specs_of(gradients[0])
     own = tf.Variable(method.compressor.settings(specs), dtype=tf.int64)
     plain, given = (
-        Lockstep(method.compressor, specs, SIZE, graph=True, settings=settings).step(gradients)
+        Lockstep(method.compressor, specs, SIZE, settings=settings).step(gradients)
         for settings in (None, own)
     )
     for actual, expected in zip(given.payloads, plain.payloads, strict=True):
