@@ -285,28 +285,28 @@ def test_millions_of_elements(method):
 
 
 @every_method
-@pytest.mark.parametrize(("bad", "culprit"), [(np.nan, 0), (np.inf, 2), (-np.inf, 0)])
-def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
+def test_non_finite_on_one_replica_is_skipped_by_all(method):
     shapes = [(60, 10), (9,)]
-    warm_up, gradients, after = (random_gradients(shapes, 3, seed=seed) for seed in range(3))
-    gradients[culprit][0][17, 3] = bad
-    specs = specs_of(gradients[0])
+    specs = specs_of(random_gradients(shapes, 1)[0])
     lockstep = Lockstep(method.compressor, specs, 3)
-    before = lockstep.step(warm_up).state
-    outcome = lockstep.step(gradients)
-    assert outcome.finite == [False] * 3
-    assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
+    outcome = lockstep.step(random_gradients(shapes, 3))
     scale = residual_scale(method.compressor)
-    for replica in range(3 if method.keeps_residuals else 0):
-        for had, added, has in zip(
-            before[replica][RESIDUAL],
-            method.added(3, before[replica], gradients[replica]),
-            outcome.residuals[replica],
-            strict=True,
-        ):
-            expected = had if replica == culprit else had + scale * added
-            assert_near(has, expected, terms=8)
-    before = outcome.state
+    for seed, (bad, culprit) in enumerate([(np.nan, 0), (np.inf, 2), (-np.inf, 0)], start=1):
+        before, gradients = outcome.state, random_gradients(shapes, 3, seed=seed)
+        gradients[culprit][0][17, 3] = bad
+        outcome = lockstep.step(gradients)
+        assert outcome.finite == [False] * 3
+        assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
+        for replica in range(3 if method.keeps_residuals else 0):
+            for had, added, has in zip(
+                before[replica][RESIDUAL],
+                method.added(3, before[replica], gradients[replica]),
+                outcome.residuals[replica],
+                strict=True,
+            ):
+                expected = had if replica == culprit else had + scale * added
+                assert_near(has, expected, terms=8)
+    before, after = outcome.state, random_gradients(shapes, 3, seed=4)
     outcome = lockstep.step(after)
     assert outcome.finite == [True] * 3
     conserved(method, before, after, outcome)
