@@ -63,7 +63,7 @@ class Trained:
             self.applies = scaler(self.optimizer) if scaler else self.optimizer
             self.applies.build(self.variables)
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(grads):
             scale = self.applies.scale_loss(tf.constant(1.0))
             own = [scale * gradient for gradient in grads]

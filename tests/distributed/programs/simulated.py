@@ -68,7 +68,8 @@ def real(name, compressor, data):
     )
     with setup.strategy.scope():
         model.optimizer.build(model.trainable_variables)
-    train = tf.function(lambda *batch: setup.strategy.run(model.train_step, [batch]))
+    step = lambda *batch: setup.strategy.run(model.train_step, [batch])  # noqa: E731
+    train = tf.function(step, autograph=False)
     for epoch in batches(data):
         for x, y in epoch:
             train(*(np.split(values, SIZE)[RANK] for values in (x, y)))
