@@ -11,9 +11,7 @@
       "\"\n.byte 0\n.popsection\n");                    \
   extern "C" __attribute__((visibility("hidden"))) const char name[]
 
-#ifndef GRADCOMP_GPU_SOURCES
-#define GRADCOMP_GPU_SOURCES "custom_ops/gpu/"
-#endif
+#define GRADCOMP_GPU_SOURCES "custom_ops/gpu/"  // from the folder of setup.py
 
 #define GRADCOMP_SOURCES(SOURCE)                                       \
   SOURCE(gradcomp_source_philox, "../kernels/philox.h")                \

@@ -12,7 +12,8 @@ PROGRAMS = sorted(path.stem for path in [*TESTS.glob("*_test.cc"), *TESTS.glob("
 # These have a variant for AVX2, which the processor picks, and a portable one. AdaComp's test runs
 # all of its variants by itself.
 VECTORIZED = [
-    f"{name}_test" for name in ("chunks", "count_sketch", "power_sgd", "precondition", "quantized")
+    f"{name}_test"
+    for name in ("chunks", "count_sketch", "power_sgd", "precondition", "quantized", "sidco")
 ]
 KERNELS = TESTS.parent / "kernels"
 KEPT_OBJECTS = TESTS.parents[1] / "build" / "objects"

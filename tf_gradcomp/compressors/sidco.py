@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +16,10 @@ from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.ops.payload import SIDCO
 from tf_gradcomp.policy import GradientSpec
 
-_FIRST_DENSITY = 0.25  # of the first of several stages
-_FEWEST_ELEMENTS = 1024  # of a variable whose threshold is estimated
+_FIRST_DENSITY = 0.25  # of the first of several stages, in the kernel, too
 _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
+_DISTRIBUTION = one_of("pareto", "exponential")
 _STAGES = whole_number(1, 20)
-_LEAST_CAP = 64
-_CORRECTIONS = 3  # of the last threshold
 
 
 class SIDCo(Compressor):
@@ -37,8 +35,7 @@ class SIDCo(Compressor):
     largest entries. Payloads are gathered, so the bytes that each replica receives grow with the
     number of replicas.
 
-    Use it to compare its thresholds with the exact choice of TopK, which is a native kernel. This
-    method is plain TensorFlow.
+    Use it to compare its thresholds with the exact choice of TopK.
 
     Args:
         density: The target share of sent entries, above 0 and below 1.
@@ -70,7 +67,7 @@ class SIDCo(Compressor):
     ) -> None:
         super().__init__(**warmup)
         self.density = float(_DENSITY.checked("SIDCo: density", density))
-        self.distribution = one_of(*_FITS).checked("SIDCo: distribution", distribution)
+        self.distribution = _DISTRIBUTION.checked("SIDCo: distribution", distribution)
         self.stages = _STAGES.or_none().checked("SIDCo: stages", stages)
         by_density = 1 + max(0, math.ceil(math.log10(_FIRST_DENSITY / self.density)))
         self._stages = by_density if stages is None else stages
@@ -103,7 +100,10 @@ class SIDCo(Compressor):
 
             def packed() -> tf.Tensor:
                 places = [
-                    self._select(total, size) for total, size in zip(flat, sizes, strict=True)
+                    ops.sidco_choose(
+                        total, self.density, distribution=self.distribution, stages=self._stages
+                    )
+                    for total in flat
                 ]
                 for residual, total, sent, spec in zip(residuals, flat, places, specs, strict=True):
                     zeros = tf.zeros_like(sent, tf.float32)
@@ -147,120 +147,6 @@ class SIDCo(Compressor):
             "stages": self.stages,
             **super().get_config(),
         }
-
-    def _select(self, total: tf.Tensor, size: int) -> tf.Tensor:
-        """Returns the places to send, ascending; int32."""
-        magnitudes = tf.abs(total)
-        if size < _FEWEST_ELEMENTS:
-            return _largest(magnitudes, min(size, max(1, round(self.density * size))))
-        threshold = self._threshold(magnitudes, size)
-        above = tf.greater(magnitudes, threshold)
-        count = tf.math.count_nonzero(above, dtype=tf.int32)
-        cap = max(math.floor(2 * self.density * size), _LEAST_CAP)
-
-        def limited() -> tf.Tensor:
-            places = tf.cast(tf.where(above)[:, 0], tf.int32)
-            return tf.gather(places, _largest(tf.gather(magnitudes, places), cap))
-
-        return tf.case(
-            [
-                (tf.equal(count, 0), lambda: _largest(magnitudes, 1)),
-                (tf.greater(count, cap), limited),
-            ],
-            default=lambda: tf.cast(tf.where(above)[:, 0], tf.int32),
-        )
-
-    def _threshold(self, magnitudes: tf.Tensor, size: int) -> tf.Tensor:
-        """Returns the last stage's estimate, corrected by the number of entries above it."""
-        wanted = tf.constant(self.density * size, tf.float64)
-
-        def stage(left: tf.Tensor, sample: tf.Tensor, *ends: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            lowest, threshold = ends
-            above = tf.boolean_mask(sample, sample > threshold)
-            count = tf.cast(tf.size(above), tf.float64)
-            first = tf.equal(left, self._stages)
-            next_lowest = tf.where(first, 0.0, tf.reduce_min(above))
-            # The paper's code fixes the share of each stage, so that errors of stages multiply.
-            share = (wanted / count) ** (1 / tf.cast(left, tf.float64))
-            if self._stages > 1:
-                share = tf.where(first, tf.maximum(wanted / count, _FIRST_DENSITY), share)
-            rest = tf.cast(above, tf.float64) - tf.cast(next_lowest, tf.float64)
-            estimate = tf.cast(next_lowest, tf.float64) + _FITS[self.distribution](rest, share)
-            estimate = tf.cast(estimate, tf.float32)
-            use = tf.logical_and(count > tf.maximum(wanted, 1.0), tf.math.is_finite(estimate))
-            sample = tf.cond(use, lambda: above, lambda: sample)
-            ends = (tf.where(use, next_lowest, lowest), tf.where(use, estimate, threshold))
-            return (tf.where(use, left - 1, 0), sample, *ends)
-
-        _, sample, lowest, threshold = tf.while_loop(
-            lambda left, *_: left > 0,
-            stage,
-            (tf.constant(self._stages), magnitudes, tf.constant(0.0), tf.constant(0.0)),
-            shape_invariants=tuple(map(tf.TensorShape, ([], [None], [], []))),
-        )
-        return _corrected(sample, lowest, threshold, wanted)
-
-
-def _corrected(
-    sample: tf.Tensor, lowest: tf.Tensor, threshold: tf.Tensor, wanted: tf.Tensor
-) -> tf.Tensor:
-    """Moves the threshold towards one that the wanted number of the sample exceed.
-
-    Between two thresholds, the logarithm of the number is taken as linear, as it is for exponential
-    magnitudes. Of all thresholds tried, the one with the best number is returned.
-
-    Args:
-        sample: The magnitudes that the last stage has fitted.
-        lowest: The smallest of them, or 0.
-        threshold: The last stage's estimate.
-        wanted: The number, float64.
-    """
-
-    def log_count(above: tf.Tensor) -> tf.Tensor:
-        return tf.math.log(tf.maximum(tf.cast(tf.math.count_nonzero(above), tf.float64), 0.5))
-
-    goal = tf.math.log(wanted)
-    low = high = best = tf.stack([tf.cast(lowest, tf.float64), log_count(sample >= lowest)])
-    for _ in range(1 + _CORRECTIONS):
-        here = tf.stack([tf.cast(threshold, tf.float64), log_count(sample > threshold)])
-        best = tf.where(tf.abs(here[1] - goal) < tf.abs(best[1] - goal), here, best)
-        too_many = here[1] > goal
-        there = tf.where(too_many, high, low)
-        low, high = tf.where(too_many, here, low), tf.where(too_many, high, here)
-        slope = (there[0] - here[0]) / (there[1] - here[1])
-        moved = tf.cast(here[0] + slope * (goal - here[1]), tf.float32)
-        threshold = tf.where(tf.math.is_finite(moved), moved, threshold)
-    return tf.cast(best[0], tf.float32)
-
-
-def _exponential(sample: tf.Tensor, density: tf.Tensor) -> tf.Tensor:
-    return -tf.reduce_mean(sample) * tf.math.log(density)
-
-
-def _pareto(sample: tf.Tensor, density: tf.Tensor) -> tf.Tensor:
-    """Fits by matched moments; not finite if the variance is 0."""
-    mean = tf.reduce_mean(sample)
-    count = tf.cast(tf.size(sample), tf.float64)
-    variance = tf.reduce_sum(tf.square(sample - mean)) / (count - 1)
-    ratio = tf.square(mean) / variance
-    shape, scale = (ratio - 1) / 2, mean * (ratio + 1) / 2
-    log = tf.math.log(density)
-    near = -log * (1 + shape * log / 2)
-    small = tf.abs(shape) < 1e-4
-    far = -tf.math.expm1(shape * log) / tf.where(small, tf.ones_like(shape), shape)
-    return scale * tf.where(small, near, far)
-
-
-_FITS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "pareto": _pareto,
-    "exponential": _exponential,
-}
-
-
-def _largest(magnitudes: tf.Tensor, count: int) -> tf.Tensor:
-    """The indices of the largest entries, ascending, without zeros; the first of equal entries."""
-    values, places = tf.math.top_k(magnitudes, count)
-    return tf.sort(tf.boolean_mask(places, values > 0))
 
 
 def _read(residual: tf.Tensor, spec: GradientSpec) -> tf.Tensor:

@@ -42,6 +42,7 @@ from tf_gradcomp.ops.power_sgd import (
 )
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
+from tf_gradcomp.ops.sidco import sidco_choose
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 from tf_gradcomp.ops.top_k import (
     momentum_correction,
@@ -91,6 +92,7 @@ __all__ = [
     "qsgd_errors",
     "qsgd_put_back",
     "residual_accumulate",
+    "sidco_choose",
     "sign_sgd_decode",
     "sign_sgd_encode",
     "sign_sgd_put_back",
