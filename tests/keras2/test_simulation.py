@@ -53,6 +53,32 @@ def test_learners_without_compression_are_keras_own_training():
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
 
 
+class DoublesPositiveSums(keras.layers.Layer):
+    def call(self, inputs):
+        if tf.reduce_sum(inputs) > 0:  # AutoGraph converts it in `fit`
+            inputs = 2 * inputs
+        return inputs
+
+
+def test_layers_are_converted_as_in_fit():
+    x = np.random.default_rng(0).uniform(0, 0.5, size=(16, 3)).astype("float32")
+    x[8:] *= -1
+    y = x.sum(1, keepdims=True)
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        models.append(keras.Sequential([DoublesPositiveSums(), keras.layers.Dense(1)]))
+        models[-1].build((None, 3))
+        models[-1].compile(keras.optimizers.SGD(0.1), "mse")
+    alone, shared = models
+    alone.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    gc.simulation.Learners(shared, 2, "no_compression").fit([(x[:8], y[:8]), (x[8:], y[8:])])
+    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+        # Sums are over 8 rows and 3 inputs. Inputs and errors are at most 1 and 3.
+        bound = training(gain=0.1 * 2 * 4, terms=8 + 3, steps=2, gradients=6)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+
+
 def test_the_command_compares_methods(tmp_path):
     program, folder = tmp_path / "program.py", tmp_path / "results"
     program.write_text(PROGRAM)

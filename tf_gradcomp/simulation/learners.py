@@ -25,7 +25,7 @@ from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.round_lengths import Schedule
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation.checks import (
     check_model,
@@ -385,5 +385,5 @@ def _present(gradients: Sequence[Gradient]) -> list[int]:
 
 
 def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces a function without AutoGraph, as Keras does: converting its calls takes seconds."""
-    return tf.function(function, autograph=False, reduce_retracing=True)
+    """Traces a function, with AutoGraph as in `fit`: Keras 3 converts nothing, which saves time."""
+    return tf.function(function, autograph=IS_KERAS_2, reduce_retracing=True)
