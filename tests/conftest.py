@@ -33,6 +33,8 @@ def load_tensorflow():
     import keras  # noqa: F401
     import tensorflow as tf
 
+    from tests import tracing
+
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
@@ -40,6 +42,7 @@ def load_tensorflow():
     # of the number of threads start processes of their own.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     preloaded.run_graphs_as_traced()
+    tracing.trace_faster()
     gc.freeze()  # otherwise each collection would scan all of TensorFlow
     gc.set_threshold(100_000)  # as in tests/preloaded.py
 

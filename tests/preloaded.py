@@ -16,8 +16,8 @@ TensorFlow apart, as it does for users.
 In such a program, `sys.executable` is `preloaded.sh`, so that its child programs are forked, too.
 
 TensorFlow's graph optimizer is off in programs, as it takes a tenth of the time of short training.
-It is on, as for users, in programs with the variable `OPTIMIZE_GRAPHS`, such as examples and those
-of pages.
+Tracing takes less time, too (`tests/tracing.py`). Programs with the variable `OPTIMIZE_GRAPHS`,
+such as examples and those of pages, run as for users.
 """
 
 import atexit
@@ -67,6 +67,7 @@ def serve():
     import tensorflow  # noqa: F401
 
     import tf_gradcomp
+    from tests import tracing  # noqa: F401
     from tf_gradcomp.ops import library
 
     _ = tf_gradcomp.MultiWorkerMirroredStrategy  # imports everything it needs
@@ -111,6 +112,8 @@ def become(files, argv, environment, folder):
 
     import numpy as np
 
+    from tests import tracing
+
     os.setpgid(0, 0)
     # A shell lets background processes ignore interruptions, but tests send interruptions.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -124,6 +127,7 @@ def become(files, argv, environment, folder):
     np.random.seed()  # Python reseeds its own generator in each process
     if OPTIMIZE_GRAPHS not in environment:
         run_graphs_as_traced()
+        tracing.trace_faster()
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
     own = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
