@@ -19,8 +19,8 @@ CHECKS = {
     "strategy": ("unused", "functions_run_eagerly"),
 }
 ALL = sorted({check for some in CHECKS.values() for check in some})
-# A sum over the 16 rows of a batch and 32 neurons may round in each term, and does so in 8 steps.
-ROUNDING = 8 * 16 * 32 * 2.0**-24
+# A sum over the 16 rows of a batch and 8 features may round in each term, and does so in 8 steps.
+ROUNDING = 8 * 16 * 8 * 2.0**-24
 
 
 @functools.cache

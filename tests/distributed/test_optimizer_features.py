@@ -18,7 +18,6 @@ FEATURES = [
     "momentum, schedule and class_weight",
     "AdamW and sample_weight",
     "clipnorm",
-    "clipvalue",
     "EMA",
     "accumulation",
     "accumulation and clipping",
@@ -28,13 +27,12 @@ FEATURES = [
     "Embedding left sparse",
     "means and accumulation",
     "means and loss scaler around",
-    "variable without gradient",
-    "frozen layer",
+    "frozen layer and variable without gradient",
 ]
 # No optimizer moves a weight by more than half of its gradient's size: rates go up to 0.5, with
 # momentum up to 0.05 / (1 - 0.9), and Adam has an epsilon of 0.05. Sums are over up to 32 rows, 40
-# words, 32 units and 3 classes.
-TRAINED = training(gain=0.5, terms=32 + 40 + 32 + 3, steps=STEPS)
+# words, 30 inputs of a layer and 3 classes.
+TRAINED = training(gain=0.5, terms=32 + 40 + 30 + 3, steps=STEPS)
 EXCHANGES = {
     "accumulation": STEPS // 3,
     "means and accumulation": STEPS // 3,
@@ -88,7 +86,7 @@ def test_loss_scaler_inside_and_around_are_bit_equal(workers):
     assert inside["slots"] == around["slots"]
 
 
-@pytest.mark.parametrize("feature", ["clipnorm", "clipvalue", "accumulation and clipping"])
+@pytest.mark.parametrize("feature", ["clipnorm", "accumulation and clipping"])
 def test_clipping_clips(alone, feature):
     # else the comparisons above would say nothing about it
     assert distance(alone[feature], alone["not clipped"]) > 1e-2
@@ -130,7 +128,7 @@ def test_two_collectives_a_step_for_any_number_of_variables(loop):
     if loop[0]["workers"] == 1:
         return  # MirroredStrategy uses none
     for worker in loop:
-        assert worker["many_variables"]["variables"] == 50
+        assert worker["many_variables"]["variables"] == 20
         for check in ("by_optimizer", "many_variables", "by_hand"):
             if check in worker:
                 assert worker[check]["collectives"] == ["CollectiveGatherV2"] * 2

@@ -6,7 +6,7 @@ Each check has the results of `alone` in one process, with the initial values of
 import keras
 import numpy as np
 import tensorflow as tf
-from common import WHOLE, Setup, dense_model, digits
+from common import WHOLE, Setup, digits, linear_model
 
 from tests.ranks import RANK, argument, report
 
@@ -102,11 +102,11 @@ class Unused(keras.layers.Layer):
 
 
 def trained(policy="float32", **kwargs):
-    x, y = digits(64)
-    build = lambda: keras.Sequential([*dense_model().layers, Unused()])  # noqa: E731
+    x, y = digits(128)
+    build = lambda: keras.Sequential([*linear_model().layers, Unused()])  # noqa: E731
     optimizer = lambda: setup.wrap(keras.optimizers.SGD(0.1, momentum=0.9, **kwargs))  # noqa: E731
     model = setup.model(build, optimizer, policy=policy)
-    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     return [weight.tolist() for weight in model.get_weights()]
 
 
@@ -127,7 +127,7 @@ def functions_run_eagerly():
     x, y = digits(32)
     tf.config.run_functions_eagerly(True)
     model = setup.model(
-        dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.5)), metrics=["accuracy"]
+        linear_model, lambda: setup.wrap(keras.optimizers.SGD(0.5)), metrics=["accuracy"]
     )
     history = model.fit(
         x, y, batch_size=16, epochs=2, shuffle=False, validation_data=(x, y), verbose=0

@@ -5,8 +5,8 @@ import numpy as np
 from common import (
     WHOLE,
     Setup,
-    dense_model,
     digits,
+    linear_model,
     scalar,
     state_digest,
 )
@@ -20,10 +20,12 @@ TABLE = 40
 setup = Setup(argument(1), WHOLE)
 
 
-def train(inner, build=dense_model, inputs=None, wrap=setup.wrap, compile_args=None, **fit_args):
+def train(inner, build=linear_model, inputs=None, wrap=setup.wrap, compile_args=None, **fit_args):
     x, y = digits(BATCH * STEPS)
     x = x if inputs is None else inputs
     model = setup.model(build, lambda: wrap(inner()), **(compile_args or {}))
+    if setup.way == "alone":  # Keras would create the slots in a step, which is then traced twice
+        model.optimizer.build(model.trainable_variables)
     history = model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, shuffle=False, **fit_args)
     seen = {
         **state_digest(model),
@@ -121,20 +123,12 @@ class WithUnused(keras.layers.Layer):
         return inputs @ self.kernel
 
 
-def without_gradient():
-    return train(
-        lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON),
-        lambda: keras.Sequential([keras.layers.Input((8,)), WithUnused()]),
-    )
-
-
-def trainable_later():
-    """Layers frozen at first: the optimizer is built for fewer variables than the model has."""
+def partly_trained():
+    """Builds the optimizer for fewer variables than the model has: a layer is frozen."""
 
     def build():
-        model = dense_model()
-        model.layers[0].trainable = False
-        return model
+        frozen = keras.layers.Dense(8, activation="relu", trainable=False)
+        return keras.Sequential([keras.layers.Input((8,)), frozen, WithUnused()])
 
     return train(lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON), build)
 
@@ -152,7 +146,6 @@ CHECKS = {
     ),
     "not clipped": lambda: train(lambda: optimizers.SGD(0.5)),
     "clipnorm": lambda: train(lambda: optimizers.SGD(0.5, clipnorm=0.05)),
-    "clipvalue": lambda: train(lambda: optimizers.SGD(0.5, clipvalue=0.01)),
     "EMA": lambda: train(
         lambda: optimizers.SGD(
             0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4, weight_decay=0.01
@@ -172,8 +165,7 @@ CHECKS = {
         lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05, gradient_accumulation_steps=3)
     ),
     "means and loss scaler around": lambda: means(loss_scaled),
-    "variable without gradient": without_gradient,
-    "frozen layer": trainable_later,
+    "frozen layer and variable without gradient": partly_trained,
 }
 
 if __name__ == "__main__":
