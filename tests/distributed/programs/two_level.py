@@ -23,6 +23,7 @@ from tf_gradcomp.keras.keras3 import keras_private
 REPLICAS, SAVED, LOADED = int(argument(1)), pathlib.Path(argument(2)), pathlib.Path(argument(3))
 FLAT, BY_STRATEGY = (word in argument(4, "") for word in ("flat", "strategy"))
 BATCH, STEPS, BAD_STEP, TABLE = 32, 8, 3, 20
+FEW = 2
 ADACOMP = gc.compressors.AdaComp(bin_sizes=20)
 AUTO = gc.compressors.Auto(["no_compression", ADACOMP])
 TABLE_APART = gc.Policy(max_dense_elements=TABLE)
@@ -52,6 +53,7 @@ def built(
     precondition="auto",
     dtype="float32",
     local_steps=lambda: None,
+    hidden=(),
     **compile_args,
 ):
     keras.backend.clear_session()
@@ -62,7 +64,7 @@ def built(
             keras.layers.Input((4,), dtype="int32"),
             keras.layers.Embedding(TABLE, 4),
             keras.layers.Flatten(),
-            keras.layers.Dense(64, activation="tanh"),
+            *(keras.layers.Dense(units, activation="tanh") for units in hidden),
             keras.layers.Dense(3, dtype="float32"),
         ]
         model = keras.Sequential(layers)
@@ -98,9 +100,13 @@ def step_of(model):
 
 
 def take_steps(model, steps=STEPS):
-    """Trains in a loop, which TensorFlow traces in less time than `fit`."""
+    """Trains in a loop, which TensorFlow traces in less time than `fit`.
+
+    Few steps are eager, which takes less time than to trace one.
+    """
+    eager = lambda *batch: strategy.run(model.train_step, [batch])  # noqa: E731
     for batch in batches(steps):
-        step_of(model)(*batch)
+        (step_of(model) if steps > FEW else eager)(*batch)
 
 
 def train(optimizer, compressor, steps=STEPS, by=take_steps, **settings):
@@ -153,7 +159,7 @@ def adam(**settings):
 
 
 def planned():
-    model = built(sgd(), gc.compressors.LGreCo("qsgd", budget=4.0))
+    model = built(sgd(), gc.compressors.LGreCo("qsgd", budget=4.0), hidden=[64])
     take_steps(model)
     plan = exchange_of(model).plan_settings()
     take_steps(model)
@@ -178,7 +184,8 @@ def taken_over():
     for accumulator in keras_private.accumulators(inner_of(model.optimizer)):
         accumulator.assign(np.ones(accumulator.shape))
     take_steps(model, 1)
-    return [np.asarray(accumulator.value) for accumulator in model.optimizer.variables[-5:]]
+    accumulators = model.optimizer.variables[-len(model.trainable_variables) :]
+    return [np.asarray(accumulator.value) for accumulator in accumulators]
 
 
 def rounds(**settings):
@@ -191,7 +198,6 @@ def within_a_round():
     model = built(sgd(), "top_k", local_steps=lambda: 3)
     optimizer, weights = model.optimizer, model.trainable_variables
 
-    @tf.function
     def step():
         def of_one():
             rank = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -277,7 +283,7 @@ def load():
     model = built(adam(), ADACOMP, seed=1)
     checkpoint(model).read(str(LOADED / "tf")).assert_consumed()
     seen["tf"] = seen_of(model)
-    take_steps(model)
+    take_steps(model, FEW)
     seen["later"] = seen_of(model)
     return seen
 
