@@ -8,7 +8,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Setup, classification_loss, dense_model, digits, state_digest
+from common import Setup, classification_loss, dense_model, digits, linear_model, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, digest, report
@@ -135,7 +135,7 @@ def unknown_sizes(setup):
         inner = lambda: keras.optimizers.AdamW(  # noqa: E731
             1e-2, weight_decay=0.1, gradient_accumulation_steps=steps
         )
-        model = setup.model(dense_model, lambda inner=inner: setup.wrap(inner()))
+        model = setup.model(linear_model, lambda inner=inner: setup.wrap(inner()))
         model.fit(batches, epochs=3, verbose=0)
         seen.append(
             {**state_digest(model), "iterations": int(np.array(model.optimizer.iterations))}
@@ -362,7 +362,7 @@ def mixed_precision(setup):
         policies.append("mixed_bfloat16")
     for policy in policies:
         model = setup.model(dense_model, adam(setup), policy=policy)
-        history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False)
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
         seen[policy] = {
             **state_digest(model),
             "optimizer": type(model.optimizer).__name__,
