@@ -25,7 +25,7 @@ METHODS = [
     *("auto", "warmed up", "lgreco", "lgc"),
 ]
 METHODS_OF_THREE = ["adacomp", "max_norm", "scalecom"]
-OPTIMIZERS = ["sums", "AdamW", "clipnorm", "EMA", "accumulation", "loss scale"]
+OPTIMIZERS = ["sums", "clipnorm", "EMA", "accumulation", "loss scale"]
 FEW = ["AdamW"]
 # Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
 # and 3 units.

@@ -39,6 +39,7 @@ def by_horovod(name):
 
 def alone(name):
     model = compiled(OPTIMIZERS[name], seed=0)
+    model.optimizer.build(model.trainable_variables)  # else the first step would be traced twice
     model.fit(*data(STEPS), batch_size=24, shuffle=False, verbose=0)
     return {**state_of(model), "iterations": int(model.optimizer.iterations)}
 

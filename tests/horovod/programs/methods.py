@@ -12,7 +12,7 @@ from tests.ranks import RANK, SIZE, compressed, digest, report, values
 from tf_gradcomp import compressors
 from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
-STEPS, BAD_STEP, PLANNED, ROWS = 50, 20, 30, 12
+STEPS, BAD_STEP, PLANNED, ROWS = 30, 12, 18, 12
 PAIRS = {  # an autoencoder that keeps the mean of two
     "encoder": [[1, 2, 2]],
     "decoder": [[1, 2, 2]],
