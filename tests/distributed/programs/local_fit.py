@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from common import Setup, digits, scalar, state_digest
+from common import Setup, digits, linear_model, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, digest, exchange_of, report
@@ -106,14 +106,14 @@ def resumed():
 
 
 def with_steps_per_execution(steps):
-    model = setup.model(build, optimizer, steps_per_execution=steps)
+    model = setup.model(linear_model, optimizer, steps_per_execution=steps)
     model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return {"values": values(model), "exchanges": exchange_of(model).exchanges}
 
 
 def on_batches():
     """Returns the losses of batches; worker 1 has a short batch within a round."""
-    model = setup.model(build, optimizer)
+    model = setup.model(linear_model, optimizer)
     rows = [BATCH // 2 if step == 2 and RANK == 1 else BATCH for step in range(8)]
     return [float(model.train_on_batch(x[:number], y[:number])) for number in rows]
 
