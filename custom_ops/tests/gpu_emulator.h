@@ -53,6 +53,7 @@ using Context = void*;  // the stack pointer
 // Like swapcontext, but without its system calls, which would take most of the time.
 extern "C" void gradcomp_switch(Context* from, Context to);
 asm(R"(
+.pushsection .text
 .weak gradcomp_switch
 gradcomp_switch:
   pushq %rbp
@@ -70,6 +71,7 @@ gradcomp_switch:
   popq %rbx
   popq %rbp
   ret
+.popsection
 )");
 inline void Switch(Context* from, Context* to) { gradcomp_switch(from, *to); }
 inline void Prepare(Context* context, char* stack, void (*enter)()) {

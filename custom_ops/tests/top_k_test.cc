@@ -23,28 +23,26 @@ Codecs TopKAlone(int64_t size, int64_t entries) {
   return codecs;
 }
 
-// Finds the ascending places of the largest magnitudes by sorting.
-std::vector<int32_t> LargestBySort(const std::vector<float>& values, int64_t entries) {
+// Sorts the places by the magnitudes of their entries.
+std::vector<int32_t> ByMagnitude(const std::vector<float>& values) {
   std::vector<int32_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return std::fabs(values[a]) > std::fabs(values[b]);
   });
-  order.resize(entries);
-  std::sort(order.begin(), order.end());
   return order;
 }
 
-void CheckSelection(std::vector<float> values, int64_t entries) {
+void CheckSelection(const std::vector<float>& values, std::vector<int32_t> largest) {
   const int64_t size = values.size();
-  for (float& value : values) value += 0.0f;  // adding a residual of 0 turns -0 into 0
-  const std::vector<int32_t> expected = LargestBySort(values, entries);
+  const int64_t entries = largest.size();
+  std::sort(largest.begin(), largest.end());
   for (int64_t threads : {1, 3}) {
     std::vector<std::vector<float>> residuals = {std::vector<float>(size)};
     const auto payload = EncodeFixed(Method::kTopK, TopKAlone(size, entries), &residuals, {values},
                                      Threads(threads));
     const int32_t* index = payload.data() + kHeaderWords;
-    CHECK(std::equal(expected.begin(), expected.end(), index));
+    CHECK(std::equal(largest.begin(), largest.end(), index));
     std::vector<float> kept = values;
     for (int64_t i = 0; i < entries; ++i) {
       CHECK(ToBits(values[index[i]]) == static_cast<uint32_t>(index[entries + i]));
@@ -54,10 +52,13 @@ void CheckSelection(std::vector<float> values, int64_t entries) {
   }
 }
 
-void CheckSelections(const std::vector<float>& values) {
+void CheckSelections(std::vector<float> values) {
   const int64_t size = values.size();
+  for (float& value : values) value += 0.0f;  // adding a residual of 0 turns -0 into 0
+  const std::vector<int32_t> order = ByMagnitude(values);
   for (int64_t entries : {int64_t{1}, int64_t{2}, size / 100, size / 3, size - 1, size}) {
-    if (entries >= 1 && entries <= size) CheckSelection(values, entries);
+    if (entries < 1 || entries > size) continue;
+    CheckSelection(values, {order.begin(), order.begin() + entries});
   }
 }
 
