@@ -7,7 +7,6 @@ import pytest
 
 from tests.workers import result, run_workers
 
-pytestmark = pytest.mark.oldest
 PROGRAM = Path(__file__).parent / "programs/stalls.py"
 WAYS = {  # to train, by the number of replicas in a worker
     1: ["start", "fit", "executions", "dense", "rounds", "loop"],
@@ -16,7 +15,7 @@ WAYS = {  # to train, by the number of replicas in a worker
 AFTER = "1.5"  # seconds
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.oldest), 2])
 def stalls(request, tmp_path_factory):
     """Returns the first report in each way to train, and both workers."""
     folder = tmp_path_factory.mktemp("stalls")
