@@ -62,7 +62,7 @@ ROWS = {
         [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
         [
             f"{KERAS2}workers_stay_equal_and_skip_a_step_together[{case}]"
-            for case in ("Lookahead:scalecom", "AdamW:top_k", "SGD:power_sgd", "SGD:cast")
+            for case in ("Lookahead:scalecom", "legacy SGD:top_k:scaled", "SGD:power_sgd")
         ],
         [
             f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[{case}]"
