@@ -80,7 +80,7 @@ def gradients_at(step, replicas=2, bad=None):
 class Replicas:
     """A compressed optimizer with two variables under a `MirroredStrategy`."""
 
-    def __init__(self, inner="sgd", strategy=None, *, graph=True, around=None, **kwargs):
+    def __init__(self, inner="sgd", strategy=None, *, graph=False, around=None, **kwargs):
         self.strategy = strategy or mirrored(2)
         with self.strategy.scope():
             self.variables = new_variables()

@@ -45,7 +45,7 @@ def test_a_bad_gradient_is_skipped_with(compressor):
 def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with(compressor):
     """A replica must not wait for another replica's check before its own collective."""
     talking, others = (
-        Replicas(strategy=strategy, compressor=compressor)
+        Replicas(strategy=strategy, compressor=compressor, graph=strategy is collective())
         for strategy in (collective(), mirrored(2))
     )
     for number in range(3):
@@ -58,7 +58,7 @@ def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with
 @pytest.mark.parametrize("warmup", ["no_compression", "scalecom(rates=2)"])
 def test_replicas_of_one_process_end_a_warm_up_together(warmup):
     compressor = f"scalecom(rates=4, warmup_steps=2, warmup={warmup!r})"
-    replicas = Replicas(strategy=collective(), compressor=compressor)
+    replicas = Replicas(strategy=collective(), compressor=compressor, graph=True)
     for number in range(4):
         replicas.step(gradients_at(number))
     replicas.assert_replicas_equal()
@@ -71,7 +71,7 @@ def test_a_sum_that_does_not_fit_into_float16_variables_is_skipped():
         variable = keras.Variable(np.zeros(4, "float16"), dtype="float16", name="kernel")
         optimizer = gc.CompressedOptimizer("sgd", "no_compression")
         optimizer.build([variable])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
     step([[np.full(4, 6e4, "float16")]] * 2)
     assert optimizer.exchange.skipped_steps.numpy() == 1
     assert not variable.numpy().any()
@@ -89,9 +89,7 @@ def test_one_replica_that_skips_a_step_counts_it(setting):
 
 @pytest.mark.parametrize("compressor", names_without_turns())
 def test_state_is_saved_and_restored_with(compressor, tmp_path):
-    first, second = (
-        Replicas(keras.optimizers.Adam(0.1), compressor=compressor, graph=False) for _ in range(2)
-    )
+    first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
     first.step(gradients_at(0))
     path = tf.train.Checkpoint(optimizer=first.optimizer).write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(optimizer=second.optimizer).read(path).assert_consumed()
@@ -101,7 +99,7 @@ def test_state_is_saved_and_restored_with(compressor, tmp_path):
 
 @every_optimizer
 def test_replicas_end_equal(inner):
-    replicas = Replicas(inner, graph=False)  # test_embeddings.py traces all optimizers
+    replicas = Replicas(inner)  # test_embeddings.py traces all optimizers
     before = replicas.value()
     for step in range(3):
         replicas.step(gradients_at(step))
@@ -112,7 +110,7 @@ def test_replicas_end_equal(inner):
 
 @every_feature
 def test_replicas_end_equal_with(inner):
-    replicas = Replicas(inner)
+    replicas = Replicas(inner, graph=True)
     before = replicas.value()
     for step in range(4):
         replicas.step(gradients_at(step))
@@ -158,9 +156,10 @@ def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone():
     replicas = Replicas(keras.optimizers.SGD(**settings), compressor="no_compression")
     replicas.step(gradients_at(0))
     inner = replicas.optimizer.inner_optimizer
-    stepper(replicas.strategy, lambda grads: inner.apply(grads, replicas.variables))(
-        gradients_at(1)
+    step = stepper(
+        replicas.strategy, lambda grads: inner.apply(grads, replicas.variables), graph=False
     )
+    step(gradients_at(1))
     replicas.assert_replicas_equal()
     plain, variables = keras.optimizers.SGD(**settings), new_variables()
     for step in range(2):
@@ -239,6 +238,7 @@ def test_gradients_may_be_applied_as_pairs():
         lambda grads: counted.append(
             replicas.optimizer.apply_gradients(zip(grads, replicas.variables, strict=True))
         ),
+        graph=False,
     )
     step(gradients_at(0))
     assert (replicas.value() != before).any()
@@ -264,6 +264,7 @@ def test_variables_without_a_gradient_are_left_as_they_are():
     step = stepper(
         replicas.strategy,
         lambda grads: replicas.optimizer.apply([grads[0], None], replicas.variables),
+        graph=False,
     )
     with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
         step(gradients_at(0))
@@ -277,6 +278,7 @@ def test_some_of_the_variables_can_be_given():
     step = stepper(
         replicas.strategy,
         lambda grads: replicas.optimizer.apply([grads[1]], [replicas.variables[1]]),
+        graph=False,
     )
     step(gradients_at(0))
     np.testing.assert_array_equal(replicas.value(0), kernel)

@@ -73,11 +73,11 @@ def test_loss_scaling(where):
         inner = keras.optimizers.LossScaleOptimizer(
             keras.optimizers.SGD(1.0), initial_scale=64.0, dynamic_growth_steps=2
         )
-        replicas = Replicas(inner)
+        replicas = Replicas(inner, graph=True)
         scaler = replicas.optimizer.inner_optimizer
     else:
         around = outer_scaler(initial_scale=64.0, dynamic_growth_steps=2)
-        replicas = Replicas(keras.optimizers.SGD(1.0), around=around)
+        replicas = Replicas(keras.optimizers.SGD(1.0), around=around, graph=True)
         scaler = replicas.outer
     plain = Replicas(keras.optimizers.SGD(1.0))
     assert float(replicas.outer.scale_loss(1.0)) == 64.0
@@ -111,7 +111,13 @@ def in_multi_optimizer(optimizer):
 def test_a_loss_scaler_around_a_multi_optimizer_follows_what_all_replicas_saw(bad, make):
     scaler = outer_scaler(initial_scale=64.0)
     direct, multi = (
-        Replicas(keras.optimizers.SGD(1.0), make(), around=around, compressor="no_compression")
+        Replicas(
+            keras.optimizers.SGD(1.0),
+            make(),
+            around=around,
+            graph=around is not scaler,
+            compressor="no_compression",
+        )
         for around in (scaler, lambda inner: scaler(in_multi_optimizer(inner)))
     )
     for step in range(4):
@@ -198,7 +204,7 @@ def test_an_update_ends_the_round_of_variables_that_have_no_gradient_in_it(count
     for step, given in enumerate(([0, 1], [0], [0, 1], [0, 1])):
         gradients = [[of_one[i] for i in given] for of_one in gradients_at(step, count)]
         variables = [ours[i] for i in given]
-        stepper(strategy, lambda g, of=variables: optimizer.apply(g, of))(gradients)
+        stepper(strategy, lambda g, of=variables: optimizer.apply(g, of), graph=False)(gradients)
         sums = [tf.constant(sum(of_all)) for of_all in zip(*gradients, strict=True)]
         plain.apply(sums, [theirs[i] for i in given])
     for one, other in zip(ours, theirs, strict=True):
@@ -208,7 +214,7 @@ def test_an_update_ends_the_round_of_variables_that_have_no_gradient_in_it(count
 @pytest.mark.parametrize("around", [None, outer_scaler(initial_scale=4.0)], ids=["", "scaled"])
 def test_gradient_accumulation_exchanges_on_the_steps_that_update(around):
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
-    replicas = Replicas(inner, around=around)
+    replicas = Replicas(inner, around=around, graph=True)
     plain = Replicas(keras.optimizers.SGD(1.0))
     factor = 4 if around else 1
     for round_ in range(2):
