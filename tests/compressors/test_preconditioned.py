@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from tests.bounds import assert_close, of_adam
 from tests.compressors.lockstep import assert_equal_bits, in_lockstep, specs_of
-from tests.compressors.methods import METHODS
-from tests.compressors.test_conformance import random_gradients
+from tests.compressors.test_conformance import every_format, random_gradients
 from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
@@ -67,7 +66,7 @@ def assert_same(compressor, steps=3):
                 assert_equal_bits(array, expected)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
+@every_format
 def test_every_method(method):
     assert_same(method.compressor)
 

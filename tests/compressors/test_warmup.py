@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS
-from tests.compressors.test_conformance import random_gradients
+from tests.compressors.test_conformance import every_class, random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
@@ -31,7 +31,7 @@ def outcomes(compressor, steps):
     return [lockstep.step(random_gradients(SHAPES, 2, seed=seed)) for seed in range(steps)]
 
 
-@every_method
+@every_class
 def test_the_first_steps_are_dense(method):
     dense = outcomes(compressors.NoCompression(), 2)
     warming = outcomes(after_warmup(method.compressor, 2), 3)
