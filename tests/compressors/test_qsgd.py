@@ -124,7 +124,7 @@ def test_stochastic_rounding_sends_each_element_on_average(bits):
     gradient = normal((1, 256))
     compressor = QSGD(bits)
     sent = np.zeros(gradient.shape)
-    steps = 4000
+    steps = 1000
     lockstep = Lockstep(compressor, specs_of([gradient]), 1, graph=True)
     for _ in range(steps):
         before = lockstep.state[0]["residual"][0]

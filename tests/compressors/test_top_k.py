@@ -111,7 +111,7 @@ def test_each_coding_of_entries_equals_the_oracle(value_bits, chunk):
     method = short_top_k_with("", density=0.1, value_bits=value_bits, chunk=chunk)
     steps = [random_gradients([(40, 30), (7,), (0, 3), (200, 50)], 2, seed=s) for s in range(3)]
     steps[1][1][3][3, 4] = np.nan
-    assert_as_oracle(method, steps, graph=True)
+    assert_as_oracle(method, steps)
 
 
 def test_chunks_choose_the_same_entries_in_fewer_bits():
