@@ -36,7 +36,7 @@ def trained(strategy, steps=3, **settings):
     with strategy.scope():
         model = build(**settings)
     variables = model.trainable_variables
-    step = stepper(strategy, lambda grads: model.optimizer.apply(grads, variables))
+    step = stepper(strategy, lambda grads: model.optimizer.apply(grads, variables), graph=False)
     generator = np.random.default_rng(0)
     for _ in range(steps):
         step(
@@ -48,10 +48,15 @@ def trained(strategy, steps=3, **settings):
     return model
 
 
+def mirrored_or_alone(replicas):
+    """Keras cannot accumulate under a `MirroredStrategy`, even of one replica."""
+    return mirrored(replicas) if replicas > 1 else tf.distribute.get_strategy()
+
+
 @functools.cache
-def trained_on(replicas):
+def trained_on(replicas, **settings):
     """A model to be saved, and nothing else."""
-    return trained(mirrored(replicas))
+    return trained(mirrored_or_alone(replicas), steps=4, **settings)
 
 
 def without_scaler(model):
@@ -188,11 +193,9 @@ def test_a_restarted_job_without_its_backup_says_that_it_begins_from_zero(
 @pytest.mark.parametrize("saved_by", [2, 1])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_inner_state_is_loaded_with_all_settings(tmp_path, settings, saved_by, replicas):
-    # Keras cannot accumulate under a MirroredStrategy, even of one replica.
-    strategies = {1: tf.distribute.get_strategy(), 2: mirrored(2)}
-    before = trained(strategies[saved_by], steps=4, **settings)
+    before = trained_on(saved_by, **settings)
     before.save_weights(tmp_path / "model.weights.h5")
-    with strategies[replicas].scope():
+    with mirrored_or_alone(replicas).scope():
         after = build(**settings)
     after.load_weights(tmp_path / "model.weights.h5")
     assert_same_inner_state(after, before)
@@ -218,6 +221,7 @@ def test_training_continues_as_if_uninterrupted(tmp_path):
         step = stepper(
             model.distribute_strategy,
             lambda g, model=model, variables=variables: model.optimizer.apply(g, variables),
+            graph=False,
         )
         step(gradients)
     assert_same_state(resumed, straight)
