@@ -307,18 +307,18 @@ def in_phase_3(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changed", "phase"),
-    [({}, 3), ({"order": "index"}, 2), ({"autoencoder": {**PAIRS, "slope": 0.5}}, 2)],
-    ids=["nothing", "order", "slope"],
+    "changed",
+    [{"order": "index"}, {"autoencoder": {**PAIRS, "slope": 0.5}}],
+    ids=["order", "slope"],
 )
-def test_weights_learnt_for_other_settings_are_not_used(in_phase_3, changed, phase):
+def test_weights_learnt_for_other_settings_are_not_used(in_phase_3, changed):
     """An autoencoder of the same shapes would decode something else."""
     model, watch = compiled(method(**changed)), Watch()
     with collective().scope():
         model.optimizer.build(model.trainable_variables)
     model.load_weights(in_phase_3)
     fit(model, gc.callbacks.AutoencoderTraining(), watch, epochs=1)
-    assert [logs["lgc_phase"] for logs in watch.logs] == [phase] * STEPS
+    assert [logs["lgc_phase"] for logs in watch.logs] == [2] * STEPS
 
 
 @pytest.mark.parametrize(
