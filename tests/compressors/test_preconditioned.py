@@ -67,7 +67,7 @@ def assert_same(compressor, steps=3):
 
 
 @every_format
-def test_every_method(method):
+def test_each_payload_format(method):
     assert_same(method.compressor)
 
 
