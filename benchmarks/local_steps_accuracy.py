@@ -40,6 +40,7 @@ from simulated import WORKLOADS
 from tf_gradcomp.cli.options import results_folder, results_options
 
 ROUNDS = (4, 16, 64)
+COMPARED = ("none", "adacomp", "top-k")
 LONGEST = 64  # of all rounds; the number of steps is a multiple of it
 LEARNERS = (4, 2, 8)
 
@@ -97,9 +98,7 @@ _RATES = "How many times the learning rate of dense training is."
     help="Steps of a round. Give it several times to compare, as the next options.",
 )
 @click.option("--learners", multiple=True, default=LEARNERS, type=click.IntRange(min=2))
-@click.option(
-    "--compressor", multiple=True, default=list(COMPRESSORS), type=click.Choice(list(COMPRESSORS))
-)
+@click.option("--compressor", multiple=True, default=COMPARED, type=click.Choice(list(COMPRESSORS)))
 @click.option("--warmup-steps", multiple=True, default=(0,), type=click.IntRange(min=0))
 @click.option("--rate", multiple=True, default=(1.0,), type=float, help=_RATES)
 @click.option("--seeds", default=3, type=click.IntRange(min=1), help="How many: 0, 1, ...")

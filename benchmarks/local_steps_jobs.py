@@ -20,6 +20,7 @@ COMPRESSORS = {
     "none": simulated.DENSE,
     "adacomp": "adacomp",
     "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
+    "top-k-0.04": "top_k(density=0.04, value_bits=2, chunk=128)",
 }
 # The steps of dense training, in whole rounds of all lengths; and between two evaluations.
 STEPS = {
