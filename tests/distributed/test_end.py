@@ -5,7 +5,7 @@ import pytest
 from tests.workers import run_workers
 
 PROGRAM = """
-import os, sys
+import os, pathlib, sys, time
 *_, way = sys.argv
 if "itself" not in sys.argv:  # programs of other tests are gone at once: see tests/preloaded.py
     python = os.environ["PRELOADED_PYTHON"]
@@ -15,6 +15,9 @@ import keras, numpy as np, tf_gradcomp as gc
 
 compressor = "top_k" if way == "strategy" else None
 strategy = gc.MultiWorkerMirroredStrategy(compressor=compressor)
+other = pathlib.Path(__file__).with_name("other.pid")
+if not gc.is_chief(strategy):
+    other.write_text(str(os.getpid()))
 x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
 models = []  # still there when Python ends
 for method in ["adacomp", "power_sgd"]:
@@ -27,6 +30,9 @@ for method in ["adacomp", "power_sgd"]:
     monitor = gc.callbacks.CompressionMonitor()
     models[-1].fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[monitor])
 print("trained", flush=True)
+if gc.is_chief(strategy):  # ends last: the other may log an error if it outlives the chief
+    while os.path.exists(f"/proc/{other.read_text()}"):
+        time.sleep(0.05)
 """
 
 
