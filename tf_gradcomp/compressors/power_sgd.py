@@ -42,7 +42,7 @@ class PowerSGD(Plannable):
     m is its last axis. The matrix is sent as the product of an n x r and an m x r matrix; the
     approximation error stays in the residual. Each step begins with the factors of the step before,
     and therefore comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n +
-    m)).
+    m)). On digits and MNIST with 2 and 8 replicas, ScaleCom sent less and was more accurate.
 
     Use it if layers are large and there are many replicas: it sums, so the bytes that a replica
     sends and receives do not grow with the number of replicas. PowerSGD communicates twice in a

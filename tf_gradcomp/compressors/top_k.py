@@ -57,7 +57,8 @@ class TopK(Plannable):
     residual. If magnitudes are equal, the first entries are sent. The ratio is therefore known
     beforehand: 1 / (2 density). A variable that would send half of its entries or more is sent
     whole, as float32 in the same payload. Payloads are gathered, so the bytes that each replica
-    receives grow with the number of replicas.
+    receives grow with the number of replicas. On digits, MNIST and an LSTM with 2 and 8 replicas,
+    AdaComp sent less and was as accurate; with 32, TopK sent less.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. TopK reads gradient
     and residual twice, without a sort.

@@ -42,7 +42,8 @@ class LGreCo(HasSettings):
     The method's own settings are the reference. In each period of training, a plan chooses one of
     several settings around each layer's own. All layers then send the fewest bytes whose summed
     error is at most the reference's error. Layers whose gradients compress easily are compressed
-    more, and other layers less.
+    more, and other layers less. On digits and MNIST with 2 and 8 replicas, ScaleCom sent less than
+    LGreCo with its default method, and was more accurate.
 
     Plan with `gc.callbacks.LayerwisePlan`, or call `exchange.plan_settings()` in your own training
     loop. Until the first plan, the method's own settings are used. A plan is made from the sum of
