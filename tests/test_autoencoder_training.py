@@ -209,7 +209,9 @@ def test_residuals_of_variables_that_take_turns_are_watched_as_well(density):
         compressor = method(density=density, overrides={"": density})
         optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(0.0), compressor)
         optimizer.build(variables)
-    steps = [stepper(strategy, lambda g, v=v: optimizer.apply(g, [v])) for v in variables]
+    steps = [
+        stepper(strategy, lambda g, v=v: optimizer.apply(g, [v]), graph=True) for v in variables
+    ]
     training, exchange = gc.callbacks.AutoencoderTraining(), optimizer.exchange
     phases, generator = [], np.random.default_rng(0)
 

@@ -36,7 +36,7 @@ def trained(strategy, steps=3, **settings):
     with strategy.scope():
         model = build(**settings)
     variables = model.trainable_variables
-    step = stepper(strategy, lambda grads: model.optimizer.apply(grads, variables), graph=False)
+    step = stepper(strategy, lambda grads: model.optimizer.apply(grads, variables))
     generator = np.random.default_rng(0)
     for _ in range(steps):
         step(
@@ -221,7 +221,6 @@ def test_training_continues_as_if_uninterrupted(tmp_path):
         step = stepper(
             model.distribute_strategy,
             lambda g, model=model, variables=variables: model.optimizer.apply(g, variables),
-            graph=False,
         )
         step(gradients)
     assert_same_state(resumed, straight)

@@ -58,7 +58,7 @@ class Exchanging:
         self.reduced[communicator.local_replica], *_ = self.exchange.reduce([], [])
 
     def step(self, gradients):
-        stepper(self.strategy, self.reduce, graph=False)(gradients)
+        stepper(self.strategy, self.reduce)(gradients)
 
 
 def ones(factor, shapes=((20, 30), (30,))):
@@ -127,7 +127,6 @@ def test_some_of_the_variables_use_their_own_residuals():
     step = stepper(
         exchanging.strategy,
         lambda grads: exchanging.reduce(grads, [exchanging.variables[1]]),
-        graph=False,
     )
     step([[gradient], [gradient]])
     first, second = (copies(exchanging.strategy, r) for r in exchanging.exchange.residuals)
@@ -154,7 +153,7 @@ def test_large_tables_stay_sparse():
         rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 5]), tf.constant([20, 30]))
         exchanging.reduce([rows, grads[1]])
 
-    stepper(exchanging.strategy, reduce, graph=False)([ones(1), ones(2)])
+    stepper(exchanging.strategy, reduce)([ones(1), ones(2)])
     table, bias = exchanging.reduced[0]
     assert isinstance(table, tf.IndexedSlices)
     expected = np.zeros((20, 30))
@@ -180,7 +179,7 @@ def test_counts_what_travels_sparse(replicas, alone, index):
         else:
             exchanging.reduce([rows, grads[1]])
 
-    step = stepper(exchanging.strategy, reduce, graph=False)
+    step = stepper(exchanging.strategy, reduce)
     for _ in range(2):
         step([ones(1)] * replicas)
     table, bias = 4 * 2 * (1 + 30), 0 if alone else 8 + 4 * 30
@@ -203,7 +202,7 @@ def test_small_tables_travel_dense_and_come_back_as_slices():
         rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 3]), tf.constant([20, 30]))
         exchanging.reduce([rows, grads[1]])
 
-    stepper(exchanging.strategy, reduce, graph=False)([ones(1), ones(2)])
+    stepper(exchanging.strategy, reduce)([ones(1), ones(2)])
     table = exchanging.reduced[0][0]
     np.testing.assert_array_equal(table.indices, [3])
     np.testing.assert_array_equal(table.values, np.full((1, 30), 6))
@@ -255,9 +254,7 @@ def test_takes_keras_variables_and_their_values_for_the_same():
 def test_a_variable_it_was_not_built_for_is_refused():
     exchanging = Exchanging()
     stranger = tf.Variable(tf.zeros(3), name="stranger")
-    step = stepper(
-        exchanging.strategy, lambda grads: exchanging.reduce(grads, [stranger]), graph=False
-    )
+    step = stepper(exchanging.strategy, lambda grads: exchanging.reduce(grads, [stranger]))
     with pytest.raises(ValueError, match=r"'stranger' is not among.*: v0, v1\. .*build the"):
         step([[np.zeros(3, "float32")]] * 2)
 
@@ -278,9 +275,7 @@ def slices(rows, width, shape):
 )
 def test_a_gradient_of_another_shape_than_its_variable_is_refused(given, shape):
     exchanging = Exchanging()
-    step = stepper(
-        exchanging.strategy, lambda grads: exchanging.reduce([given(), grads[1]]), graph=False
-    )
+    step = stepper(exchanging.strategy, lambda grads: exchanging.reduce([given(), grads[1]]))
     message = f"variable 'v0' has shape {shape}; expected (20, 30), the shape of the variable. Pass"
     with pytest.raises(ValueError, match=re.escape(message)):
         step([ones(1)] * 2)
@@ -289,7 +284,9 @@ def test_a_gradient_of_another_shape_than_its_variable_is_refused(given, shape):
 def test_a_gradient_whose_shape_turns_out_to_be_another_ends_the_step():
     exchanging = Exchanging()
     rows = tf.Variable([30, 20])
-    step = stepper(exchanging.strategy, lambda grads: exchanging.reduce([tf.ones(rows), grads[1]]))
+    step = stepper(
+        exchanging.strategy, lambda grads: exchanging.reduce([tf.ones(rows), grads[1]]), graph=True
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match="30,20"):
         step([ones(1)] * 2)
 
@@ -311,7 +308,7 @@ def test_many_slices_of_one_row_are_added_up_exactly(dtype, large):
         (total,), *_ = exchange.reduce([one], [table])
         reduced.assign(tf.cast(tf.convert_to_tensor(total), tf.float32))
 
-    stepper(strategy, reduce)([[np.float32(1)], [np.float32(0)]])
+    stepper(strategy, reduce, graph=True)([[np.float32(1)], [np.float32(0)]])
     expected = np.zeros((4, 2))
     expected[1] = many
     np.testing.assert_array_equal(reduced.numpy(), expected)
@@ -459,7 +456,7 @@ def test_slices_that_are_summed_separately_take_the_residual_of_their_table(comp
         rows = tf.IndexedSlices(grads[0][:1], tf.constant([3]), tf.constant([20, 30]))
         exchanging.reduce([rows, grads[1]])
 
-    step = stepper(exchanging.strategy, reduce, graph=False)
+    step = stepper(exchanging.strategy, reduce)
     for expected in (6.0, 0.0):
         step([ones(1), ones(1)])
         total = tf.convert_to_tensor(exchanging.reduced[0][0]).numpy()
@@ -479,7 +476,7 @@ def test_the_residual_of_a_float16_table_is_sent_in_parts_that_float16_can_hold(
     def reduce(grads):
         exchanging.reduce([tf.IndexedSlices(grads[0], tf.constant([1]), tf.constant([2, 3]))])
 
-    step = stepper(exchanging.strategy, reduce, graph=False)
+    step = stepper(exchanging.strategy, reduce)
     sent = np.zeros((2, 3), "float32")
     while exchange.facts.residual_waits.numpy().any():
         assert exchange.step.numpy() < 5
@@ -510,7 +507,7 @@ def test_a_warm_up_sends_the_residual_in_any_units(beta):
         if communicator.local_replica == 0:
             reduced.assign(total)
 
-    step = stepper(strategy, reduce)
+    step = stepper(strategy, reduce, graph=True)
     for expected in (8.0, 2.0):
         step([[np.ones((20, 30), "float32")]] * 2)
         np.testing.assert_array_equal(reduced.numpy(), np.full((20, 30), expected))
@@ -531,14 +528,12 @@ def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
         exchange.reduce([slices], [tables[communicator.local_replica]])
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="sum different vectors"):
-        stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)
+        stepper(strategy, reduce, graph=True)([[np.ones((rows, 2), "float32")]] * 2)
 
 
 def test_no_gradients_are_no_step():
     exchanging = Exchanging()
-    stepper(exchanging.strategy, lambda grads: exchanging.reduce_nothing(), graph=False)(
-        [ones(1), ones(1)]
-    )
+    stepper(exchanging.strategy, lambda grads: exchanging.reduce_nothing())([ones(1), ones(1)])
     assert exchanging.reduced == {0: [], 1: []}
     assert exchanging.exchange.step.numpy() == 0
 

@@ -145,7 +145,7 @@ def values_of_a_bias(method, elements):
         adam = keras.optimizers.Adam(0.1)
         optimizer = gc.CompressedOptimizer(adam, method, precondition="local")
         optimizer.build([bias])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [bias]), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [bias]))
     values = []
     for sign in SIGNS:
         step([[np.full(elements, sign)]] * 2)
@@ -358,7 +358,7 @@ def test_slices_of_a_row_are_squared_one_by_one_as_keras_does(class_, compressor
     def slices(values, indices):
         return tf.IndexedSlices(values, indices, tf.constant([50, 4], tf.int64))
 
-    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [table]))
+    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [table]), graph=True)
     for number in range(3):
         generator = np.random.default_rng(number)
         indices = np.arange(100, dtype=np.int64) // 2  # each row twice
@@ -390,7 +390,7 @@ def test_a_large_epsilon_shortens_steps_as_in_keras(class_, settings):
         optimizer.build([variable])
     alone, plain = keras.Variable(np.zeros(6, "float32")), class_(0.1 * root, **inner)
     plain.build([alone])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
     for number in range(4):
         gradient = 0.01 * np.random.default_rng(number).normal(size=6).astype("float32")
         step([[gradient]] * 2)
@@ -408,7 +408,7 @@ def test_a_small_epsilon_leaves_small_gradients_as_large_as_others():
             keras.optimizers.Adam(0.1, beta_1=0.0), "adacomp(bin_sizes=None)", precondition="local"
         )
         optimizer.build([variable])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
     gradient = np.array([1e-6, 1.0], "float32")
     step([[gradient]] * 2)
     expected = -0.1 * 2 * gradient / (np.sqrt(2) * gradient + 1e-7)
@@ -427,7 +427,7 @@ def test_sparse_gradients_go_through_all_of_adam():
         return optimizer.apply([tf.IndexedSlices(*given, (50, 4))], [table])
 
     ones = np.ones((1, 4), "float32")
-    stepper(strategy, apply, graph=False)([[ones, np.array([3])], [ones, np.array([5])]])
+    stepper(strategy, apply)([[ones, np.array([3])], [ones, np.array([5])]])
     (slot,) = keras_private.slots(optimizer.inner_optimizer, "velocities", [table])
     assert np.count_nonzero(slot.numpy()) == 8
     expected = np.zeros((50, 4))

@@ -41,7 +41,9 @@ class Job:
                 inner(), compressor or gc.compressors.Auto(METHODS)
             )
             self.optimizer.build([self.variable])
-        apply = stepper(collective(), lambda grads: self.optimizer.apply(grads, [self.variable]))
+        apply = stepper(
+            collective(), lambda grads: self.optimizer.apply(grads, [self.variable]), graph=True
+        )
         self.step = lambda gradients: apply([[gradient] for gradient in gradients])
         self.checkpoint = tf.train.Checkpoint(variable=self.variable, optimizer=self.optimizer)
 

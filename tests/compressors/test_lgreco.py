@@ -124,7 +124,7 @@ class Exchanging:
             tf.numpy_function(lambda *totals: self.reduced.append(totals), totals, [])
 
         given = [[of_one[place] for place in places] for of_one in gradients]
-        stepper(self.strategy, reduce, graph=False)(given)
+        stepper(self.strategy, reduce)(given)
         return self.reduced[0]
 
     def sums(self, replica=0):

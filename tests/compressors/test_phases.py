@@ -73,7 +73,7 @@ class Exchanging:
             (total,), *_ = self.exchange.reduce(gradients, [variable])
             tf.numpy_function(self._note, [total, self.exchange.replica().local(delayed)[0]], [])
 
-        self._step = stepper(self.strategy, reduce)
+        self._step = stepper(self.strategy, reduce, graph=True)
 
     def _note(self, total, delayed):
         self.reduced.append(total)

@@ -216,7 +216,7 @@ def test_one_worker_that_accumulates_takes_no_rounds():
         settings = gc.LocalSteps(3, keras.optimizers.SGD(0.5))
         optimizer = gc.CompressedOptimizer(inner, "no_compression", local_steps=settings)
         optimizer.build([weights])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [weights]))
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [weights]), graph=True)
     for _ in range(2 * 4):
         step([[np.ones(4, "float32")]])
     with optimizer.exchange.saving.as_finished():

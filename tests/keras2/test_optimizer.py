@@ -247,7 +247,6 @@ def test_second_moments_are_handed_over_and_given_back(name):
         step = stepper(
             strategy,
             lambda grads: optimizer.apply_gradients(list(zip(grads, variables, strict=True))),
-            graph=False,
         )
         return optimizer, variables, strategy, step
 

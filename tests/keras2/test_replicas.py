@@ -28,7 +28,7 @@ def test_replicas_of_one_process_stay_equal_with_separate_second_moments(adam):
     def apply(gradients):
         optimizer.apply_gradients([(gradients[0], variable)])
 
-    step, random = stepper(strategy, apply), np.random.default_rng(0)
+    step, random = stepper(strategy, apply, graph=True), np.random.default_rng(0)
     for _ in range(3):
         step(random.normal(size=(2, 1, 60)).astype("float32"))
     first, second = copies(strategy, variable)
@@ -49,7 +49,7 @@ def test_slices_may_be_given_without_a_shape_or_with_a_tuple():
         def apply(given):
             optimizer.apply_gradients([(tf.IndexedSlices(*given, shape), table)])
 
-        stepper(strategy, apply)([[values, indices]] * 2)
+        stepper(strategy, apply, graph=True)([[values, indices]] * 2)
         return table.numpy()
 
     expected = trained(np.array([9, 2]))
@@ -73,11 +73,15 @@ def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another_and_
             gc.CompressedOptimizer(keras.mixed_precision.LossScaleOptimizer(inner))
         gc.CompressedOptimizer.from_config(optimizer.get_config()).build([variable])
     gradients = np.ones((2, 1, 60), "float32")
-    alone = stepper(strategy, lambda grads: inner.apply_gradients([(grads[0], variable)]))
+    alone = stepper(
+        strategy, lambda grads: inner.apply_gradients([(grads[0], variable)]), graph=True
+    )
     with pytest.raises(ValueError, match="much too long, alone or in another"):
         alone(gradients)
     np.testing.assert_array_equal(variable.numpy(), np.ones(60))
-    stepper(strategy, lambda grads: optimizer.apply_gradients([(grads[0], variable)]))(gradients)
+    stepper(strategy, lambda grads: optimizer.apply_gradients([(grads[0], variable)]), graph=True)(
+        gradients
+    )
     assert (variable.numpy() < 1).all()
 
 
@@ -88,7 +92,9 @@ def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone(sgd
         variable, inner = tf.Variable(np.ones(3, "float32")), sgd(0.25)
         optimizer = gc.CompressedOptimizer(inner, "no_compression")
     for used in (optimizer, inner):
-        step = stepper(strategy, lambda g, used=used: [used.apply_gradients([(g[0], variable)])])
+        step = stepper(
+            strategy, lambda g, used=used: [used.apply_gradients([(g[0], variable)])], graph=True
+        )
         step(np.array([[[1, 2, 3]], [[2, 2, 2]]], "float32"))
     for copy in copies(strategy, variable):
         np.testing.assert_array_equal(copy, 1 - 2 * 0.25 * np.array([3, 4, 5]))
@@ -150,6 +156,7 @@ def test_a_bad_step_is_skipped_with_any_loss_scaler_inside(sgd, dynamic):
     step = stepper(
         strategy,
         lambda grads: optimizer.apply_gradients(list(zip(grads, variables, strict=True))),
+        graph=True,
     )
     good = np.ones((2, 2, 3), "float32")  # [replicas, variables, elements]
     bad = good.copy()

@@ -28,7 +28,7 @@ class Job:
             inner = keras.optimizers.Adam(0.01, **adam)
             self.optimizer = gc.CompressedOptimizer(inner, method, precondition="local")
             self.optimizer.build(self.variables)
-        self._step = stepper(self.strategy, self._apply)
+        self._step = stepper(self.strategy, self._apply, graph=True)
 
     def _apply(self, given):
         kernel, bias, values, indices = given
@@ -105,7 +105,7 @@ def test_a_small_vector_moves_as_far_as_in_adam(method):
             keras.optimizers.Adam(0.01), method, precondition="local"
         )
         optimizer.build(variables)
-    step = stepper(strategy, lambda gradients: optimizer.apply(gradients, variables))
+    step = stepper(strategy, lambda gradients: optimizer.apply(gradients, variables), graph=True)
     large = np.where(np.arange(223) % 2, 1, -1).astype("float32")
     for _ in range(60):
         step([[large, np.ones(2, "float32")]] * 2)

@@ -77,7 +77,7 @@ def test_half_precision_variables(dtype):
         variable = keras.Variable(np.zeros((20, 30)), dtype=dtype, name="kernel")
         optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
         optimizer.build([variable])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
     gradient = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
     for _ in range(2):
         step([[tf.cast(gradient, dtype)]] * 2)
@@ -99,7 +99,7 @@ def test_overlapping_names_are_distinguished():
         optimizer.build(variables)
     paths = [spec.path for spec in optimizer.exchange.specs]
     assert len(set(paths)) == 4
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
     step([[np.full((i, 5), i, "float32") for i in range(1, 5)]] * 2)
     for i, variable in enumerate(variables, 1):
         np.testing.assert_array_equal(variable.numpy(), np.full((i, 5), -2 * i))

@@ -181,7 +181,7 @@ def test_slices_may_be_given_without_a_shape_or_with_a_tuple(shape, most):
         values, indices = given
         other.optimizer.apply([tf.IndexedSlices(values, indices, shape)], [other.table])
 
-    step = stepper(other.strategy, apply)
+    step = stepper(other.strategy, apply, graph=True)
     for number in range(4):
         given = slices_at(number, 2)
         job.step(given)
@@ -198,7 +198,7 @@ def test_a_table_that_is_touched_all_over_is_summed_dense():
             keras.optimizers.SGD(1.0), policy=gc.Policy(max_dense_elements=10)
         )
         optimizer.build([weights])
-    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [weights]))
+    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [weights]), graph=True)
     start = weights.numpy()
     whole = np.arange(2 * ROWS, dtype="int32") % ROWS
     step([[np.ones((2 * ROWS, WIDTH), "float32"), whole]] * 2)

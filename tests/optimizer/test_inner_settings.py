@@ -97,7 +97,7 @@ def test_weight_decay_excludes_variables(scaled):
         optimizer = gc.CompressedOptimizer(inner)
         optimizer.exclude_from_weight_decay(var_names=["bias"])
         optimizer.build(variables)
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
     step([[np.zeros(3, "float32")] * 2] * 2)
     np.testing.assert_array_equal(variables[0].numpy(), np.full(3, 0.5))
     np.testing.assert_array_equal(variables[1].numpy(), np.ones(3))

@@ -110,7 +110,7 @@ def test_adafactor_of_vectors_alone_has_no_rows_and_columns_to_lose():
         variable = keras.Variable(np.zeros(4, "float32"), name="bias")
         optimizer = gc.CompressedOptimizer(keras.optimizers.Adafactor(0.01), "top_k")
         optimizer.build([variable])
-    step = stepper(strategy, lambda g: optimizer.apply(g, [variable]), graph=False)
+    step = stepper(strategy, lambda g: optimizer.apply(g, [variable]))
     for _ in range(3):
         step([[np.array([1, 0, 0, 0], "float32")]] * 2)
     assert np.isfinite(variable.numpy()).all()
@@ -174,9 +174,7 @@ def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_alone(scaled):
             alone = keras.optimizers.LossScaleOptimizer(alone)
     replicas.step(gradients_at(0))
     before = replicas.value()
-    step = stepper(
-        replicas.strategy, lambda grads: alone.apply(grads, replicas.variables), graph=False
-    )
+    step = stepper(replicas.strategy, lambda grads: alone.apply(grads, replicas.variables))
     with pytest.raises(ValueError, match=r"much too long, alone or in another"):
         step(gradients_at(1))
     np.testing.assert_array_equal(replicas.value(), before)
@@ -207,9 +205,7 @@ def test_a_variable_that_it_was_not_built_for_is_refused(count, inner):
     replicas = Replicas(inner, mirrored(count))
     with replicas.strategy.scope():
         stranger = keras.Variable(np.zeros(3, "float32"), name="stranger")
-    step = stepper(
-        replicas.strategy, lambda g: replicas.optimizer.apply(g, [stranger]), graph=False
-    )
+    step = stepper(replicas.strategy, lambda g: replicas.optimizer.apply(g, [stranger]))
     message = "'stranger' is not among the variables whose gradients.*compile with a new Compressed"
     with pytest.raises(ValueError, match=message):
         step([[np.zeros(3, "float32")]] * count)
@@ -223,9 +219,7 @@ def test_gradients_without_variables_need_a_built_optimizer():
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_wrong_number_of_gradients_is_refused(count):
     replicas = Replicas("sgd", mirrored(count))
-    step = stepper(
-        replicas.strategy, lambda g: replicas.optimizer.apply(g, replicas.variables), graph=False
-    )
+    step = stepper(replicas.strategy, lambda g: replicas.optimizer.apply(g, replicas.variables))
     with pytest.raises(ValueError, match=r"received 1 gradients for 2 variables"):
         step([[np.zeros((40, 30), "float32")]] * count)
 
@@ -235,7 +229,6 @@ def test_no_gradient_at_all_is_refused():
     step = stepper(
         replicas.strategy,
         lambda g: replicas.optimizer.apply([None, None], replicas.variables),
-        graph=False,
     )
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         step(gradients_at(0))
@@ -310,7 +303,7 @@ def test_an_optimizer_that_applies_by_another_one_is_refused_inside_and_works_ar
             variable = keras.Variable(np.zeros(1, "float32"), name="kernel")
             optimizer = make(keras.optimizers.SGD(1.0))
             optimizer.build([variable])
-        step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
+        step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
         step([[np.float32([2 * replica + 1])] for replica in range(count)])
         return variable.numpy().tolist()
 
@@ -363,9 +356,7 @@ def test_momentums_of_divided_gradients_are_not_loaded_into_a_subclass_of_adam(
     with strategy.scope():
         adam = gc.CompressedOptimizer(keras.optimizers.Adam(0.1), precondition=precondition)
     saved = compiled(adam, strategy)
-    step = stepper(
-        strategy, lambda grads: adam.apply(grads, saved.trainable_variables), graph=False
-    )
+    step = stepper(strategy, lambda grads: adam.apply(grads, saved.trainable_variables))
     step([[np.ones((3, 2), "float32"), np.ones(2, "float32")]] * 2)
     saved.save_weights(file)
     other = compiled(gc.CompressedOptimizer(MyAdam(0.1)), tf.distribute.get_strategy())
@@ -446,6 +437,6 @@ def test_an_optimizer_built_outside_of_the_strategy_is_refused():
         variables = new_variables()
     optimizer = gc.CompressedOptimizer("sgd")
     optimizer.build(variables)
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
     with pytest.raises(ValueError, match="scope"):
         step(gradients_at(0))

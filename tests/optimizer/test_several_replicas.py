@@ -71,7 +71,7 @@ def test_a_sum_that_does_not_fit_into_float16_variables_is_skipped():
         variable = keras.Variable(np.zeros(4, "float16"), dtype="float16", name="kernel")
         optimizer = gc.CompressedOptimizer("sgd", "no_compression")
         optimizer.build([variable])
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]), graph=False)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
     step([[np.full(4, 6e4, "float16")]] * 2)
     assert optimizer.exchange.skipped_steps.numpy() == 1
     assert not variable.numpy().any()
@@ -156,9 +156,7 @@ def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone():
     replicas = Replicas(keras.optimizers.SGD(**settings), compressor="no_compression")
     replicas.step(gradients_at(0))
     inner = replicas.optimizer.inner_optimizer
-    step = stepper(
-        replicas.strategy, lambda grads: inner.apply(grads, replicas.variables), graph=False
-    )
+    step = stepper(replicas.strategy, lambda grads: inner.apply(grads, replicas.variables))
     step(gradients_at(1))
     replicas.assert_replicas_equal()
     plain, variables = keras.optimizers.SGD(**settings), new_variables()
@@ -238,7 +236,6 @@ def test_gradients_may_be_applied_as_pairs():
         lambda grads: counted.append(
             replicas.optimizer.apply_gradients(zip(grads, replicas.variables, strict=True))
         ),
-        graph=False,
     )
     step(gradients_at(0))
     assert (replicas.value() != before).any()
@@ -249,7 +246,7 @@ def test_an_optimizer_that_is_not_built_yet_is_built_by_the_first_step():
     strategy = mirrored(2)
     with strategy.scope():
         variables, optimizer = new_variables(), gc.CompressedOptimizer("adam")
-    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables), graph=True)
     for number in range(2):
         step(gradients_at(number))
     assert iterations(optimizer) == 2
@@ -264,7 +261,6 @@ def test_variables_without_a_gradient_are_left_as_they_are():
     step = stepper(
         replicas.strategy,
         lambda grads: replicas.optimizer.apply([grads[0], None], replicas.variables),
-        graph=False,
     )
     with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
         step(gradients_at(0))
@@ -278,7 +274,6 @@ def test_some_of_the_variables_can_be_given():
     step = stepper(
         replicas.strategy,
         lambda grads: replicas.optimizer.apply([grads[1]], [replicas.variables[1]]),
-        graph=False,
     )
     step(gradients_at(0))
     np.testing.assert_array_equal(replicas.value(0), kernel)

@@ -204,7 +204,7 @@ def test_an_update_ends_the_round_of_variables_that_have_no_gradient_in_it(count
     for step, given in enumerate(([0, 1], [0], [0, 1], [0, 1])):
         gradients = [[of_one[i] for i in given] for of_one in gradients_at(step, count)]
         variables = [ours[i] for i in given]
-        stepper(strategy, lambda g, of=variables: optimizer.apply(g, of), graph=False)(gradients)
+        stepper(strategy, lambda g, of=variables: optimizer.apply(g, of))(gradients)
         sums = [tf.constant(sum(of_all)) for of_all in zip(*gradients, strict=True)]
         plain.apply(sums, [theirs[i] for i in given])
     for one, other in zip(ours, theirs, strict=True):
@@ -255,7 +255,7 @@ def test_a_sum_that_float16_cannot_hold_does_not_come_back(name):
         variable = keras.Variable(np.zeros((40, 30), "float16"), dtype="float16", name="kernel")
         optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(0.01), name)
         optimizer.build([variable])
-    step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [variable]))
+    step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [variable]), graph=True)
     generator = np.random.default_rng(0)
     for number in range(40):
         gradients = generator.normal(size=(2, 1, 40, 30)) + (4e4 if number == 1 else 0)

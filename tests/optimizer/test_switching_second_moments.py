@@ -33,7 +33,9 @@ class Job:
             )
             self.optimizer.build([self.kernel])
         self.step = stepper(
-            self.strategy, lambda gradients: self.optimizer.apply(gradients, [self.kernel])
+            self.strategy,
+            lambda gradients: self.optimizer.apply(gradients, [self.kernel]),
+            graph=True,
         )
 
     def train(self, steps):
