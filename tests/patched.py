@@ -1,5 +1,6 @@
 """Functions of Keras and TensorFlow, to see which of them a program has replaced."""
 
+import functools
 import inspect
 import pkgutil
 import sys
@@ -22,7 +23,7 @@ def snapshot():
 
 
 def _functions(owner):
-    kinds = (types.FunctionType, property)
+    kinds = (types.FunctionType, property, functools.partialmethod)
     return {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
 
 

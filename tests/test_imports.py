@@ -153,16 +153,6 @@ def test_no_stack_is_inspected_and_no_class_is_swapped(source):
             assert "'__class__'" not in map(ast.unparse, node.args), ast.unparse(node)
 
 
-# Files that are longer than the limit. The list only shrinks.
-LONG = {}
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=name_of)
-def test_no_file_is_longer_than_400_lines(source):
-    lines = len(source.read_text().splitlines())
-    assert lines <= 400 or name_of(source) in LONG, f"{lines} lines"
-
-
 def class_members(source):
     """Yields the name, the bases and the public members of each class in a file."""
     for node in ast.walk(ast.parse(source.read_text())):

@@ -420,7 +420,7 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
 
     def reduce(self, pairs, original):
         seen.append(self)
-        return [(2 * gradient, variable) for gradient, variable in original(pairs)]
+        return [(2 * gradient, variable) for gradient, variable in original(self, pairs)]
 
     on_optimizers.on_reduce_gradients(reduce)
     optimizer.apply([tf.ones(2)], [variable])

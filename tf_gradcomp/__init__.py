@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tf_gradcomp.groups.horovod_hosts import HorovodHosts
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
+    from tf_gradcomp.keras.common.compressed_all_reduce import CompressedAllReduce
     from tf_gradcomp.keras.common.gossip import Gossip
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
     from tf_gradcomp.keras.common.local_steps import LocalSteps
     from tf_gradcomp.keras.common.policy import Policy
     from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
-    from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 
 __version__ = metadata.version("tf-gradcomp")
 
@@ -43,7 +43,7 @@ __version__ = metadata.version("tf-gradcomp")
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
-    "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
+    "CompressedAllReduce": "tf_gradcomp.keras.common.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.common.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",

@@ -33,9 +33,61 @@ _worker_launchers: _Launchers = weakref.WeakKeyDictionary()
 _means_launchers: _Launchers = weakref.WeakKeyDictionary()
 
 
-def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
+class ForwardingOps(tf.distribute.CrossDeviceOps):
+    """Cross-device ops that forward every reduction to TensorFlow's own.
+
+    A subclass takes over some reductions. TensorFlow also calls the three private members.
+
+    Attributes:
+        forward_to: The ops in whose place `install` put these. Under a strategy that got these
+            from the program, `tf.distribute.ReductionToOneDevice`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_to: Any = tf.distribute.ReductionToOneDevice()
+
+    def reduce(
+        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None
+    ) -> Any:
+        """Reduces one value; see `tf.distribute.CrossDeviceOps`."""
+        return self.forward_to.reduce(reduce_op, per_replica_value, destinations, options)
+
+    def batch_reduce(
+        self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any = None
+    ) -> Any:
+        """Reduces several values; see `tf.distribute.CrossDeviceOps`."""
+        return self.forward_to.batch_reduce(reduce_op, value_destination_pairs, options)
+
+    @property
+    def _num_between_graph_workers(self) -> Any:
+        return self.forward_to._num_between_graph_workers
+
+    def _gather(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward_to._gather(*args, **kwargs)
+
+    def _all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward_to._all_reduce(*args, **kwargs)
+
+
+def install(strategy: tf.distribute.Strategy, ops: ForwardingOps) -> None:
+    """Has a strategy reduce by `ops`; TensorFlow's multi-worker strategy takes no such argument."""
+    ops.forward_to = strategy.extended._cross_device_ops
+    strategy.extended._cross_device_ops = ops
+
+
+def installed_ops(strategy: tf.distribute.Strategy) -> Any:
     """The cross-device ops with which a strategy reduces; None for strategies without any."""
     return getattr(strategy.extended, "_cross_device_ops", None)
+
+
+def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
+    """The ops of TensorFlow that reduce under a strategy; None for strategies without any."""
+    ops = installed_ops(strategy)
+    if not isinstance(ops, ForwardingOps):
+        return ops
+    in_collectives = isinstance(ops.forward_to, _cross_device_ops.CollectiveAllReduce)
+    return ops.forward_to if in_collectives else strategy.extended._collective_ops
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
@@ -61,7 +113,7 @@ def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
 
     The public `ReplicaContext.all_gather` transposes, splits and concatenates its result.
     """
-    return strategy.extended._cross_device_ops._launchers[local_replica]
+    return cross_device_ops(strategy)._launchers[local_replica]
 
 
 def launcher_of_workers(strategy: tf.distribute.Strategy) -> Any:
@@ -255,7 +307,7 @@ def exchange_no_empty_tensors(strategy: tf.distribute.Strategy) -> None:
 
 def _launchers_of_steps(strategy: tf.distribute.Strategy) -> list[Any]:
     extended = strategy.extended
-    of_strategy = (extended._cross_device_ops, extended._host_cross_device_ops)
+    of_strategy = (cross_device_ops(strategy), extended._host_cross_device_ops)
     return [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
 
 
@@ -285,7 +337,7 @@ def on_collectives(
     The tensors are the inputs and the outputs of the collective. If a worker has several replicas,
     only the collectives of its first replica count. No public API sees collectives.
     """
-    of_steps = (strategy.extended._cross_device_ops, strategy.extended._host_cross_device_ops)
+    of_steps = (cross_device_ops(strategy), strategy.extended._host_cross_device_ops)
     launchers = [ops._launchers[0] for ops in of_steps]
     for launcher_ in [*launchers, _launcher_of_means(strategy), _launcher_of_host(strategy)]:
         for name in ("all_reduce", "_all_gather"):

@@ -8,7 +8,12 @@ from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs/frames.py"
 # Frames and files.
-MOST = {"adacomp": (8, 4), "power_sgd(rank=1)": (8, 4)}
+MOST = {
+    "adacomp": (8, 4),
+    "power_sgd(rank=1)": (8, 4),
+    "adacomp on the strategy": (8, 5),
+    "reduce_gradients": (8, 4),
+}
 
 
 def path(frames):

@@ -378,7 +378,7 @@ def test_on_reduce_gradients(monkeypatch):
 
     def reduce(optimizer, pairs, original):
         seen.append(optimizer)
-        return [(2 * gradient, variable) for gradient, variable in original(pairs)]
+        return [(2 * gradient, variable) for gradient, variable in original(optimizer, pairs)]
 
     hooks.on_reduce_gradients(reduce)
     for optimizer in (keras.optimizers.SGD(1.0), legacy.SGD(1.0)):

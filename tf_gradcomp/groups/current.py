@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_gradcomp import horovod_here
+from tf_gradcomp import horovod_here, tf_private
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.host_group import HostGroup
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -60,12 +60,13 @@ def current_group() -> StrategyGroup:
 def check_group(group: Group) -> None:
     """Refuses groups whose replicas do not run here, or already exchange their gradients."""
     group.check_current()
-    if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
+    ops = tf_private.installed_ops(tf.distribute.get_strategy())
+    if isinstance(group, StrategyGroup) and isinstance(ops, tf_private.ForwardingOps):
         raise ValueError(
             "A compressor is set on both the strategy and the optimizer, so gradients would be "
             "compressed twice; set it on only one of them: "
-            "MultiWorkerMirroredStrategy(compressor=None), or "
-            "the optimizer without CompressedOptimizer."
+            "MultiWorkerMirroredStrategy(compressor=None), MirroredStrategy() without "
+            "gc.CompressedAllReduce, or the optimizer without CompressedOptimizer."
         )
 
 

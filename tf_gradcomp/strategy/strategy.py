@@ -7,7 +7,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -15,7 +15,6 @@ from tf_gradcomp import compressors, tf_private, tf_private_files
 from tf_gradcomp.chief import is_chief, task_of
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.groups import carriers, handshake, waiting_times
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
@@ -24,8 +23,7 @@ from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.progress import Progress
 from tf_gradcomp.groups.stalls import CoordinationStore, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.policy import LayerPolicy, checked_policy
-from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
+from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
@@ -47,7 +45,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     Attributes:
         group: All replicas of the strategy.
-        compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
         saves: Coordinates the workers when they save.
         rare_exchanges: The exchanges of optimizers that took local steps in the latest call of
             `run`.
@@ -76,10 +73,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         stall_after = waiting_times.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
-        used = None
+        self._ops: Any = None
         if compressor is not None:
-            used = replacing.replacement_of(compressors.get(compressor))
-            policy = checked_policy(policy)
+            self._ops = self._new_ops(compressor, policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
@@ -96,11 +92,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "workers only at the start; create the strategy at the top of the program, before "
                 "any dataset, tensor or model."
             ) from error
-        self._compressor = used
         self._two_level = two_level
-        self.compressed_all_reduce: CompressedAllReduce | None = None
-        if used is not None:
-            self.compressed_all_reduce = CompressedAllReduce(self._method_of(used), policy)
+        if self._ops is not None:
+            tf_private.install(self, self._ops)
         tf_private.allow_collectives_in_loops(self)
         tf_private.exchange_no_empty_tensors(self)
         self.group = StrategyGroup(self)
@@ -119,7 +113,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 **replacing.fact(),
                 "replicas in a worker": len(self.extended.worker_devices),
                 "kind of device": _kind_of(self.extended.worker_devices[0]),
-                "compressor of the strategy": repr(used),
+                "compressor of the strategy": repr(self.compressor),
                 "two_level": two_level,
                 "heartbeat_timeout": heartbeat_timeout,
                 "stall_after": stall_after,
@@ -139,20 +133,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Watchdog(progress, task.rank, names, seconds, store).start()
         return progress
 
+    # Creates the cross-device ops, from a compressor and a policy.
+    _new_ops: ClassVar[Callable[..., tf_private.ForwardingOps]]
+
     @staticmethod
     @abc.abstractmethod
     def _install_patches() -> None:
         """Applies the patches of TensorFlow and of the Keras in use."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        """The method of a compressor, or the candidates of a choice with the way to choose."""
-
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
         """Returns the compressor of gradients; None if the strategy does not compress."""
-        return self._compressor
+        return self._ops.compressor if self._ops else None
 
     @property
     def two_level(self) -> bool:
@@ -174,28 +166,14 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with self.scope():
             return self._compressed().gradient_exchange(variables)
 
-    @tf.autograph.experimental.do_not_convert
-    def reduce_gradients(
-        self,
-        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
-        variables: Sequence[Any],
-    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Sums gradients over the replicas, compressed by the strategy's compressor.
-
-        Call this in training loops that update variables themselves, inside `strategy.run`. Keras'
-        optimizers do not need the call.
-
-        Args:
-            gradients: One for each of `variables`, in their shapes; None where there is none.
-            variables: All variables that are trained, the same at each call.
-
-        Returns:
-            The sums, equal on all replicas; zeros if the step must be skipped.
+    @property
+    def reduce_gradients(self) -> Callable[..., list[tf.Tensor | tf.IndexedSlices | None]]:
+        """Sums gradients in a training loop; see `gc.CompressedAllReduce.reduce_gradients`.
 
         Raises:
-            ValueError: If the strategy has no compressor, or outside a replica context.
+            ValueError: If the strategy has no compressor.
         """
-        return self._compressed().reduce_gradients(gradients, variables)
+        return self._compressed().reduce_gradients
 
     def check_model_outside(self) -> None:
         """Refuses to train a model that was created outside the scope.
@@ -211,13 +189,13 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "on purpose, create it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
 
-    def _compressed(self) -> CompressedAllReduce:
-        if self.compressed_all_reduce is None:
+    def _compressed(self) -> Any:
+        if self._ops is None:
             raise ValueError(
                 "The strategy has no compressor; pass one: "
                 "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
             )
-        return self.compressed_all_reduce
+        return self._ops
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs `fn` as TensorFlow does; the first time, no worker may still create variables.

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors
-from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.replacing import report_no_effect
-from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common.compressed_all_reduce import (
+    CompressedAllReduce,
+    compressed_all_reduce,
+)
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
-from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
 BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
-)
-_TO_OPTIMIZER = (
-    "Here the compressor is on the strategy: for this run, create the strategy without a "
-    "compressor, and wrap the optimizer. The advice applies to both."
 )
 
 
@@ -69,50 +64,33 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
     def _install_patches() -> None:
         keras_module("patches").install()
 
-    @staticmethod
-    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        if measuring.is_on():
-            raise ValueError(
-                "gradcomp advise measures the exchanges of a gc.CompressedOptimizer. "
-                f"{_TO_OPTIMIZER}"
-            )
-        methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
-        candidates = [Candidate(method) for method in methods]
-        return Method(repr(compressor), candidates, choose)
+    _new_ops = CompressedAllReduce
 
 
-def reduce_in_optimizer(
-    optimizer: Any,
-    pairs: Sequence[tuple[Any, Any]],
-    trained: Sequence[Any],
-    original: Callable[..., Any],
-    if_skipped: float = 0.0,
-) -> Any:
-    """Stands in for the reduction of gradients in an optimizer that is not wrapped.
+def ops_for_gradients(
+    optimizer: Any, pairs: Sequence[tuple[Any, Any]], trained: Sequence[Any]
+) -> CompressedAllReduce | None:
+    """Returns the ops that compress the gradients of an optimizer that is not wrapped, if any.
 
-    The gradients are checked, and our strategy may compress them. A step that is to be skipped has
-    the sums `if_skipped`.
+    Checks the gradients of `pairs` and the `trained` variables of the optimizer.
     """
     strategy = tf.distribute.get_strategy()
-    compressed = compressed_all_reduce(strategy)
-    gradients, variables = zip(*pairs, strict=True)
     if isinstance(strategy, CheckedStrategy):
         check_variables_in_scope(strategy, trained)
-    if compressed is None:
-        check_gradients(strategy, gradients, variables)
-        return original(pairs)
-    exchange = compressed.gradient_exchange(trained)
-    replicas = exchange.group.size
-    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
-    reduced = compressed.reduce_gradients(gradients, variables, if_skipped, trained)
-    return list(zip(reduced, variables, strict=True))
+    ops = compressed_all_reduce(strategy)
+    if ops is None:
+        check_gradients(strategy, *zip(*pairs, strict=True))
+        return None
+    exchange = ops.gradient_exchange(trained)
+    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, exchange.group.size)
+    return ops
 
 
 def check_trains(model: keras.Model) -> None:
     """Refuses a model that each worker would train alone; called before `fit` trains."""
     strategy = model.distribute_strategy
     check_trains_with_others(strategy)
-    if getattr(strategy, "compressor", None) is None and not any(wrappers_of(model)):
+    if compressed_all_reduce(strategy) is None and not any(wrappers_of(model)):
         report_no_effect()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, replace
+from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, replace, replace_method
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE, Legacy, NewStyle
 from tf_gradcomp.whole_files import replacing_path
@@ -21,14 +21,9 @@ _training: Any = importlib.import_module(f"{PACKAGE}.src.engine.training")
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, pairs, original)` called where Keras sums gradients of replicas."""
-
-    @tf.autograph.experimental.do_not_convert
-    def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
-        return reduce(self, grads_and_vars, functools.partial(original, self))
-
-    replace(NewStyle, "aggregate_gradients", hooked)
-    replace(Legacy, "_aggregate_gradients", hooked)
+    """Has `reduce(optimizer, pairs, original=...)` called where Keras sums gradients."""
+    replace_method(NewStyle, "aggregate_gradients", reduce)
+    replace_method(Legacy, "_aggregate_gradients", reduce)
 
 
 def on_results_of_metrics(results: Callable[..., Any]) -> None:

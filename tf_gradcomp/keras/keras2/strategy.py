@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.groups.means import sums_over_replicas
 from tf_gradcomp.keras.common import strategy as common
+from tf_gradcomp.keras.common.compressed_all_reduce import with_missing
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.keras2 import keras_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -23,11 +24,15 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
     check_moments_are_its_own(optimizer)
     pairs = list(grads_and_vars)
     if not pairs or keras_private.reduces_by_itself(optimizer):
-        return original(pairs)
+        return original(optimizer, pairs)
+    gradients, variables = zip(*pairs, strict=True)
+    ops = common.ops_for_gradients(optimizer, pairs, variables)
+    if ops is None:
+        return original(optimizer, pairs)
     # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
-    variables = [variable for _, variable in pairs]
-    return common.reduce_in_optimizer(optimizer, pairs, variables, original, if_skipped)
+    totals = ops.reduction(gradients, variables, variables, if_skipped)()
+    return list(zip(with_missing(gradients, totals), variables, strict=True))
 
 
 def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:

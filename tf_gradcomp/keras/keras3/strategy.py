@@ -20,12 +20,12 @@ from tf_gradcomp.groups.means import means_over_replicas
 from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.keras.common import losses
 from tf_gradcomp.keras.common import strategy as common
+from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce, with_missing
 from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
 from tf_gradcomp.keras.keras3 import keras_private
-from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
@@ -40,13 +40,18 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
     pairs = list(grads_and_vars)
     if not pairs:
-        return original(pairs)
+        return original(optimizer, pairs)
     if compressed_all_reduce(strategy) is not None and optimizer.gradient_accumulation_steps:
         raise ValueError(
             "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, "
             "which can, and set no compressor on the strategy."
         )
-    return common.reduce_in_optimizer(optimizer, pairs, trained, original)
+    ops = common.ops_for_gradients(optimizer, pairs, trained)
+    if ops is None:
+        return original(optimizer, pairs)
+    gradients, variables = zip(*pairs, strict=True)
+    totals = ops.reduction(gradients, variables, trained)()
+    return list(zip(with_missing(gradients, totals), variables, strict=True))
 
 
 def means_of_step(

@@ -12,7 +12,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as _loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tf_gradcomp.keras.common.hooks import replace
+from tf_gradcomp.keras.common.hooks import replace, replace_method
 
 
 def on_loss_scaled_apply(apply: Callable[..., None]) -> None:
@@ -58,13 +58,8 @@ def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> N
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, grads_and_vars, original)` called when Keras reduces gradients."""
-
-    @tf.autograph.experimental.do_not_convert
-    def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
-        return reduce(self, grads_and_vars, functools.partial(original, self))
-
-    replace(TFOptimizer, "_all_reduce_sum_gradients", hooked)
+    """Has `reduce(optimizer, grads_and_vars, original=...)` called when Keras reduces gradients."""
+    replace_method(TFOptimizer, "_all_reduce_sum_gradients", reduce)
 
 
 def on_iterations(batches_of_update: Callable[[Any], int | None]) -> None:
