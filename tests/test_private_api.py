@@ -394,10 +394,12 @@ def test_on_train_function(monkeypatch):
     name = "make_train_function"
     monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
     seen = []
-    hooks.on_train_function(seen.append)
+    hooks.on_train_function(
+        seen.append, lambda model: seen.append(model.optimizer.iterations.numpy())
+    )
     model = small_model()
-    model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0)
-    assert seen == [model]
+    model.fit(np.zeros((2, 1)), np.zeros((2, 1)), batch_size=1, verbose=0)
+    assert seen == [model, 1]
 
 
 @pytest.mark.skipif(
@@ -763,15 +765,19 @@ def test_on_epochs(monkeypatch):
     hooks.on_epochs(
         lambda _: seen.append("begin"),
         lambda _: seen.append("end"),
+        lambda _: seen.append("begun"),
         lambda _: seen.append("read"),
     )
-    late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
+    late = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: seen.append("callback"),
+        on_epoch_end=lambda *_: seen.append("callback"),
+    )
     data = np.zeros((1, 1)), np.zeros((1, 1))
     model = small_model()
     model.fit(*data, verbose=0, callbacks=[late], validation_data=data)
-    assert seen == ["begin", "read", "end", "callback"]
+    assert seen == ["begin", "callback", "begun", "read", "end", "callback"]
     model.predict(data[0], verbose=0)
-    assert seen[4:] == ["read"]
+    assert seen[6:] == ["read"]
 
 
 def test_on_logs(monkeypatch, tmp_path):

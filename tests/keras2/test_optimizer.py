@@ -1,6 +1,7 @@
 """Tests the `CompressedOptimizer` of Keras 2 in one process, and its refusals."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 from pathlib import Path
@@ -391,10 +392,10 @@ def test_on_reduce_gradients(monkeypatch):
 def test_on_train_function(monkeypatch):
     monkeypatch.setattr(keras.Model, "make_train_function", keras.Model.make_train_function)
     seen = []
-    on_train_function(seen.append)
+    on_train_function(seen.append, lambda model: seen.append(model.optimizer.iterations.numpy()))
     model = small_model("sgd")
-    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
-    assert seen == [model]
+    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), batch_size=2, verbose=0)
+    assert seen == [model, 1]
 
 
 def test_on_save(tmp_path, monkeypatch):
@@ -430,11 +431,12 @@ def test_on_epochs(monkeypatch):
     for name in ("on_epoch_begin", "on_epoch_end"):
         monkeypatch.setattr(class_, name, getattr(class_, name))
     seen = []
-    on_epochs(lambda _: seen.append("begin"), lambda _: seen.append("end"))
+    names = "begin", "end", "begun"
+    on_epochs(*(functools.partial(lambda name, _: seen.append(name), name) for name in names))
     late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
     data = np.zeros((4, 2), "int32"), np.zeros(4)
     small_model("sgd").fit(*data, verbose=0, callbacks=[late])
-    assert seen == ["begin", "end", "callback"]
+    assert seen == ["begin", "begun", "end", "callback"]
 
 
 def test_on_logs(monkeypatch, tmp_path):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_COLUMNS = 1024  # of 64-bit words; their sums fit into a core's cache
+
 
 class WorkersDisagreeError(RuntimeError):
     """The workers of a job were started with different programs, settings or versions."""
@@ -36,7 +38,16 @@ def _wants_tf_keras() -> bool:
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Compares `facts` over all processes of a job; see `Processes.agree`.
+    """Compares `facts` over all processes of a job; see `Processes.agree`."""
+    processes = facts_if_different(facts, all_gather)
+    if processes is not None:
+        raise WorkersDisagreeError(describe(processes))
+
+
+def facts_if_different(
+    facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]
+) -> list[dict[str, Any]] | None:
+    """Returns the facts of all processes; None if they are equal, after one small collective.
 
     `all_gather` gathers a small tensor of each process along axis 0.
     """
@@ -45,9 +56,21 @@ def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tenso
     with tf.device("CPU:0"):
         digests = all_gather(tf.constant([digest], tf.int64)).numpy()
         if np.all(digests == digests[0]):
-            return
-        of_all = [json.loads(other) for other in gather_bytes(text.encode(), all_gather)]
-    raise WorkersDisagreeError(_describe(of_all))
+            return None
+        return [json.loads(other) for other in gather_bytes(text.encode(), all_gather)]
+
+
+def digest(values: np.ndarray) -> str:
+    """Returns 16 hexadecimal digits that depend on the bits of values, at the speed of memory.
+
+    Sums of columns are hashed, because the hashes of the standard library are ten times slower.
+    """
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    end = data.size // (8 * _COLUMNS) * 8 * _COLUMNS
+    sums = data[:end].view(np.uint64).reshape(-1, _COLUMNS).sum(0, dtype=np.uint64)
+    found = hashlib.blake2b(sums.tobytes(), digest_size=8)
+    found.update(data[end:].tobytes())
+    return found.hexdigest()
 
 
 def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
@@ -60,7 +83,8 @@ def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> li
     return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
 
-def _describe(facts: Sequence[dict[str, Any]]) -> str:
+def describe(facts: Sequence[Mapping[str, Any]], *, only_differences: bool = False) -> str:
+    """Returns a message that names the facts that differ between processes."""
     names = sorted({name for worker in facts for name in worker})
     differences = [
         f"{name}: "
@@ -68,6 +92,8 @@ def _describe(facts: Sequence[dict[str, Any]]) -> str:
         for name in names
         if any(_at(worker, name) != _at(facts[0], name) for worker in facts)
     ]
+    if only_differences:
+        return "; ".join(differences)
     return (
         "The workers of this job were started with different programs, settings or versions. "
         + "; ".join(differences)

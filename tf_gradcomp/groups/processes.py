@@ -55,6 +55,10 @@ class Processes:
                 "train."
             )
 
+    def facts_if_different(self, facts: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Returns the facts of all processes, which wait for each other; None if all are equal."""
+        return None if self.size == 1 else handshake.facts_if_different(facts, self.gather)
+
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each number over all processes, which wait for each other here."""
         if self.size == 1:

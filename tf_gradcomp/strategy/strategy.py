@@ -50,6 +50,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             `run`.
         progress: How far this worker has come, if it reports for whom it waits; else None.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
+        compare_variables: Whether workers compare variables and settings that must be equal.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
 
@@ -67,6 +68,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         two_level: bool = True,
         heartbeat_timeout: float | None = None,
         stall_after: float | None = None,
+        compare_variables: bool = True,
     ) -> None:
         self._install_patches()
         heartbeat_timeout = waiting_times.heartbeat_timeout(heartbeat_timeout)
@@ -93,6 +95,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "any dataset, tensor or model."
             ) from error
         self._two_level = two_level
+        self.compare_variables = compare_variables
         if self._ops is not None:
             tf_private.install(self, self._ops)
         tf_private.allow_collectives_in_loops(self)
@@ -117,6 +120,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "two_level": two_level,
                 "heartbeat_timeout": heartbeat_timeout,
                 "stall_after": stall_after,
+                "compare_variables": compare_variables,
             }
         )
 

@@ -27,7 +27,7 @@ from tf_gradcomp.exchange.replacing import replacement_of
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import losses, saved_state
+from tf_gradcomp.keras.common import equality, losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
 from tf_gradcomp.keras.common.gossip import uses_compressor
@@ -140,7 +140,7 @@ class Compressed(TakesLocalSteps):
 
     @property
     @abc.abstractmethod
-    def _built_for(self) -> Sequence[Any]:
+    def trained_variables(self) -> Sequence[Any]:
         """The variables of the model for which the optimizer was built."""
 
     @property
@@ -263,7 +263,7 @@ class Compressed(TakesLocalSteps):
         if self._values_agreed or self.group.by_strategy:
             return
         with tf.init_scope():
-            values = self._built_for, self._inner_variables
+            values = self.trained_variables, self._inner_variables
             agree_on_values(self.group, *values, TRAINING)
         self._values_agreed = True
 
@@ -314,8 +314,10 @@ class Compressed(TakesLocalSteps):
                 "optimizer.build(model.trainable_variables) first."
             )
         if not self.group.by_strategy:
-            values = self._built_for, self._inner_variables
+            values = self.trained_variables, self._inner_variables
             agree_on_values(self.group, *values, SAVING, saving.COLLECT_SECONDS)
+        else:
+            equality.compare_optimizer(self)
         self.exchange.saving.collect()
 
     def _own_state(self) -> dict[str, Any]:

@@ -153,6 +153,8 @@ class CompressedAllReduce(tf_private.ForwardingOps):
         present = [native(variable) for _, variable in pairs]
         if context.num_replicas_in_sync == 1 or not values:
             return functools.partial(exchange.flush, values, present)
+        if exchange.group.all_replicas.local_size > 1:  # one tensor of all replicas is a host's
+            values = list(map(tf.identity, values))
         across = functools.partial(self._reduce_across, _Step(exchange, present, if_skipped))
         return _explained_merge()(functools.partial(context.merge_call, across, args=(values,)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from tf_gradcomp.exchange.gradients import path_of
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.handshake import WorkersDisagreeError
+from tf_gradcomp.groups.handshake import WorkersDisagreeError, digest
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.version import keras
 
@@ -83,5 +82,5 @@ def agree_on_values(
         raise WorkersDisagreeError(f"{error} If only values differ: {advice}") from error
 
 
-def _checksum(variable: keras.Variable) -> int:
-    return zlib.crc32(np.asarray(variable).tobytes())
+def _checksum(variable: keras.Variable) -> str:
+    return digest(np.asarray(variable))

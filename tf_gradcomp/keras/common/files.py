@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.coordinated import coordinated, writes_file
@@ -27,11 +28,12 @@ _BROKEN = (
 def savings_of(model: keras.Model) -> list[Saving]:
     """Returns the objects that save the state of a model's wrapped optimizers.
 
-    An early end of a round then averages the statistics of this model.
+    Before they read the state, they give this model equal variables on all workers.
     """
     wrappers = list(wrappers_of(model))
     for wrapper in wrappers:
-        wrapper.belongs_to(model)
+        if wrapper.rounds is not None:
+            wrapper.rounds.add_model(model)
     return [one.exchange.saving for one in wrappers if one.exchange.built]
 
 
@@ -63,8 +65,9 @@ def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
 
 
 def collect_at_epoch_end(model: keras.Model) -> None:
-    """Ends rounds of local steps, and collects state like `collect`."""
+    """Ends rounds of local steps, compares the workers' models, and collects state."""
     synchronize(model)
+    equality.compare_model(model, equality.EPOCH_END)
     collect(model)
 
 

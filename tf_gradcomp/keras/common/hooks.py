@@ -81,12 +81,28 @@ def on_outputs_of_steps(trainer: Any, auto: str, reduce: Callable[..., Any]) -> 
     replace(trainer, "reduce_per_replica", hooked)
 
 
-def on_train_function(check: Callable[[Any], None]) -> None:
-    """Has `check(model)` called before `fit` makes the function of a step."""
+def on_train_function(check: Callable[[Any], None], after_first: Callable[[Any], None]) -> None:
+    """Has `check(model)` called before `fit` makes the function of a step.
+
+    `after_first(model)` is called when this function has run for the first time.
+    """
 
     def hooked(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         check(self)
-        return original(self, *args, **kwargs)
+        before = getattr(self, "train_function", None)
+        made = original(self, *args, **kwargs)
+        function = self.train_function
+        if function is before:
+            return made
+
+        def first(*data: Any) -> Any:
+            self.train_function = function
+            logs = function(*data)
+            after_first(self)
+            return logs
+
+        self.train_function = first
+        return None if made is None else first
 
     replace(keras.Model, "make_train_function", hooked)
 
@@ -127,10 +143,12 @@ def on_train_begin(
 def on_epochs(
     begin: Callable[[keras.Model], None],
     end: Callable[[keras.Model], None],
+    begun: Callable[[keras.Model], None],
     read: Callable[[keras.Model], None] | None = None,
 ) -> None:
-    """Has `begin`, `end` and `read` called with the model before any callback runs.
+    """Has functions called with the model around the callbacks of an epoch.
 
+    `begin` and `end` are called before any callback, and `begun` when all have begun the epoch.
     `read` is called before the model is evaluated or predicts. A callback would have to be in the
     program's list on all workers.
     """
@@ -140,7 +158,12 @@ def on_epochs(
             call(self.model)
         original(self, *args, **kwargs)
 
-    replace(keras.callbacks.CallbackList, "on_epoch_begin", functools.partial(first, begin))
+    def around(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        first(begin, original, self, *args, **kwargs)
+        if isinstance(self.model, keras.Model):
+            begun(self.model)
+
+    replace(keras.callbacks.CallbackList, "on_epoch_begin", around)
     replace(keras.callbacks.CallbackList, "on_epoch_end", functools.partial(first, end))
     for name in ("on_test_begin", "on_predict_begin") if read else ():
         replace(keras.callbacks.CallbackList, name, functools.partial(first, read))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private, tf_private_files
+from tf_gradcomp import tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
@@ -21,6 +22,7 @@ from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
@@ -71,7 +73,7 @@ class Rounds:
         slots: Returns all variables of the inner optimizer.
         updates: Returns the inner optimizer's number of updates, on a replica of the process.
         outer_steps: The outer optimizer's count of updates; None without an outer optimizer.
-        statistics: Returns variables that are not trained, and averaged when a round ends early.
+        reconcile: `reconcile(model)` gives a model equal variables on all workers.
 
     Attributes:
         exchanges: The exchanges that end rounds, and the exchanges of the warm-up.
@@ -88,14 +90,16 @@ class Rounds:
         slots: Callable[[], Sequence[Any]],
         updates: Callable[[], tf.Tensor],
         outer_steps: Any,
-        statistics: Callable[[], Sequence[Any]],
+        reconcile: Callable[[Any], None],
     ) -> None:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
         places = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
         self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
+        self._replicas = cast(StrategyGroup, exchange.group.all_replicas)
         self._update, self._inner = update, inner
-        self._slots, self._statistics = slots, statistics
+        self._slots, self._reconcile = slots, reconcile
+        self._models: list[weakref.ref[Any]] = []
         self._updates, self._outer_steps = updates, outer_steps
         self._exchange, self._places = exchange, places
         self._replica = Replica(exchange.setup, places)
@@ -105,7 +109,7 @@ class Rounds:
             self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self.exchanges = RareExchanges(self._local(exchange.step))
-        self._averaged = 0  # the number of statistics that were averaged last
+        self._equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models, since the latest step
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.register([], [self._local(self._own.position)])
         exchange.saving.finish_before(self)
@@ -306,56 +310,58 @@ class Rounds:
 
     # The next methods run between two steps, outside a graph.
 
+    def add_model(self, model: Any) -> None:
+        """Adds a model whose variables become equal on all workers when rounds end early."""
+        if not any(known() is model for known in self._models):
+            self._models.append(weakref.ref(model))
+
+    def _known_models(self) -> list[Any]:
+        return [model for model in (known() for known in self._models) if model is not None]
+
+    def _has_others(self, model: Any) -> bool:
+        """Returns whether a model has variables that the optimizer does not train."""
+        trained = {id(variable) for variable in self._variables}
+        return any(id(variable) not in trained for variable in model.variables)
+
     @property
     def pending(self) -> bool:
-        """Returns whether the workers' weights or statistics may differ."""
-        trained = self._local(self._own.since).numpy() and self._statistics_to_average()
-        return bool(trained) or any(fragment.has_begun for fragment in self._own.fragments)
-
-    def _statistics_to_average(self) -> list[Any]:
-        return [one for one in self._statistics() if tf.as_dtype(one.dtype).is_floating]
+        """Returns whether the workers' weights or other variables may differ."""
+        stepped = self._local(self._own.since).numpy()
+        others_differ = stepped and any(map(self._has_others, self._known_models()))
+        return others_differ or any(fragment.has_begun for fragment in self._own.fragments)
 
     def finish(self) -> None:
-        """Ends all rounds now, and averages statistics; all workers call it between the same steps.
+        """Ends all rounds now, and makes models equal; all workers call it between the same steps.
 
         Raises:
-            WorkersDisagreeError: If the other workers do something else, or are at another step.
+            WorkersDisagreeError: If the other workers do something else, are at another step, or
+                have other weights or settings.
         """
-        averaged, since = self._statistics_to_average(), self._local(self._own.since)
-        if self._group.size == 1 or not (since.numpy() or len(averaged) > self._averaged):
+        if self._group.size == 1:
             return
-        steps = [self._exchange.exchanges, self.position]
-        self._group.processes.agree({"next action": "ending a round", "exchanges and steps": steps})
-        self._end_early()
-        self._local(self._own.position).assign(0)
-        self._average([*(fragment.drift for fragment in self._own.fragments), *averaged])
-        since.assign(0)
-        self._averaged = len(averaged)
-        if self._times:
-            self._times.pause()
+        since, models = self._local(self._own.since), self._known_models()
+        if since.numpy():
+            steps = [self._exchange.exchanges, self.position]
+            action = {"next action": "ending a round", "exchanges and steps": steps}
+            self._group.processes.agree(action)
+            self._end_early()
+            self._local(self._own.position).assign(0)
+            equality.average(self._replicas, [fragment.drift for fragment in self._own.fragments])
+            since.assign(0)
+            self._equal.clear()
+            if self._times:
+                self._times.pause()
+        else:  # without a step, only models that are new here
+            models = [m for m in models if self._has_others(m) and m not in self._equal]
+        for model in models:
+            self._reconcile(model)
+            self._equal.add(model)
 
     def _end_early(self) -> None:
         """Gives all workers the common weights."""
         for number, fragment in enumerate(self._own.fragments):
             if fragment.has_begun:
                 self._finish(number)
-
-    def _average(self, variables: Sequence[Any]) -> None:
-        """Averages variables over the replicas on which they are finite, entry by entry."""
-        strategy = self._group.strategy
-        copies = [strategy.experimental_local_results(native(variable)) for variable in variables]
-        own = [np.stack([np.float64(copy.numpy()).ravel() for copy in each]) for each in copies]
-        sums = [np.where(np.isfinite(values), values, 0.0).sum(0) for values in own]
-        counts = [np.isfinite(values).sum(0) for values in own]
-        with tf.device("CPU:0"):
-            flat = tf.constant(np.stack([np.concatenate(sums), np.concatenate(counts)]))
-            total, replicas = tf_private.sum_over_workers(strategy, flat).numpy()
-        means = np.concatenate([values[0] for values in own])
-        np.divide(total, replicas, out=means, where=replicas > 0)
-        ends = np.cumsum([values.shape[1] for values in own])[:-1]
-        for each, mean in zip(copies, np.split(means, ends), strict=True):
-            for copy in each:
-                copy.assign(mean.reshape(copy.shape).astype(copy.dtype.as_numpy_dtype))
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[None]:
@@ -373,6 +379,7 @@ class Rounds:
     def abandon(self) -> None:
         """Begins new rounds at the next step, from this worker's weights at that time."""
         self._local(self._own.since).assign(0)
+        self._equal.clear()
         self._local(self._own.position).assign(0)
         for fragment in self._own.fragments:
             fragment.steps.assign(0)

@@ -51,6 +51,10 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         stall_after: The number of seconds in one collective after which a worker logs which workers
             have not arrived; at least 1, or 0 for never. The default is the value of the
             environment variable GRADCOMP_STALL_AFTER, or 30. All workers must have the same number.
+        compare_variables: Whether `fit` compares after its first step and after each epoch what
+            must be equal on all workers: weights, variables of optimizers, and settings such as
+            learning rates. A difference is an error that names it. The comparison takes
+            milliseconds.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+import abc
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,8 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import outer_kind, saved_state
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common import equality, outer_kind, saved_state
 from tf_gradcomp.keras.common.gossip import Gossip, method_for_gradients, settings_of
 from tf_gradcomp.keras.common.local_steps import check_can_be_local, check_method
 from tf_gradcomp.keras.common.outer_kind import OuterKind
@@ -47,7 +48,6 @@ class TakesLocalSteps:
         self.local_steps = None if measuring.is_on() else settings_of(given)
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
         self.rounds: Rounds | None = None
-        self._model: Callable[[], Any] = lambda: None
         used = method_for_gradients(self.local_steps, used)
         if self.local_steps:
             check_can_be_local(inner, group, precondition)
@@ -97,21 +97,26 @@ class TakesLocalSteps:
         `local_steps`, this method does nothing.
 
         Args:
-            model: If given, variables that are not trained are averaged over the workers, such as
-                the statistics of `BatchNormalization`.
+            model: If given, variables that the optimizer does not train become equal, too: floats,
+                such as the statistics of `BatchNormalization` or the weights of a teacher, become
+                their means over the workers, and whole numbers the chief's.
 
         Raises:
-            WorkersDisagreeError: If the other workers do something else, or are at another step.
+            WorkersDisagreeError: If the other workers do something else, are at another step, or
+                have other weights or settings afterwards.
         """
-        if model is not None:
-            self.belongs_to(model)
         if self.rounds is not None:
+            if model is not None:
+                self.rounds.add_model(model)
             self.rounds.finish()
 
-    def belongs_to(self, model: keras.Model) -> None:
-        """Records the model whose statistics are averaged when a round ends early."""
-        self._model = weakref.ref(model)
+    @property
+    @abc.abstractmethod
+    def trained_variables(self) -> Sequence[Any]:
+        """The variables of the model for which the optimizer was built."""
 
-    def _statistics(self) -> Sequence[Any]:
-        model = self._model()
-        return [] if model is None else model.non_trainable_variables
+    def _reconcile(self, model: keras.Model) -> None:
+        outer = self.outer_optimizer
+        equal = [*self.trained_variables, *(outer.variables if outer else [])]
+        group = cast(StrategyGroup, self.exchange.group.all_replicas)
+        equality.reconcile(group, equal, [self], model)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf_gradcomp.keras.common.compressed import Compressed
 from tf_gradcomp.keras.common.version import keras
+
+if TYPE_CHECKING:
+    from tf_gradcomp.keras.common.compressed import Compressed
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """True for a `CompressedOptimizer`; its class is not imported, because it uses this module."""
+    return hasattr(optimizer, "trained_variables")
 
 
 def compressed_in(optimizer: Any) -> Iterator[Compressed]:
     """The wrappers in an optimizer: itself, in a loss scaler, or in a Keras `MultiOptimizer`."""
-    if isinstance(optimizer, Compressed):
+    if is_wrapper(optimizer):
         yield optimizer
         return
     inside = getattr(optimizer, "inner_optimizer", None)
@@ -51,6 +58,6 @@ def is_per_process(variable: Any, optimizer: Any) -> bool:
 def compressed_optimizer(model: keras.Model) -> Any:
     """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler; or None."""
     optimizer = model.optimizer
-    while optimizer is not None and not isinstance(optimizer, Compressed):
+    while optimizer is not None and not is_wrapper(optimizer):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer

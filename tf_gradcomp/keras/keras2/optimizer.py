@@ -235,7 +235,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self._applies is not self._core and self.inner_optimizer.dynamic
 
     @property
-    def _built_for(self) -> Sequence[tf.Variable]:
+    def trained_variables(self) -> Sequence[tf.Variable]:
         return self._model_variables
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from tf_gradcomp.keras.common import files
+from tf_gradcomp.keras.common import equality, files
 from tf_gradcomp.keras.common.hooks import (
     on_epochs,
     on_logs,
@@ -39,7 +39,7 @@ PATCHES = (
         ("tf.keras.Model.make_train_function",),
         "Each worker would train alone a model that was created outside the scope.",
         "test_on_train_function",
-        lambda: on_train_function(check_trains),
+        lambda: on_train_function(check_trains, equality.compare_first_step),
     ),
     Patch(
         ("tf.keras.callbacks.CallbackList.set_model",),
@@ -96,7 +96,7 @@ PATCHES = (
         tuple(f"tf.keras.callbacks.CallbackList.on_epoch_{end}" for end in ("begin", "end")),
         "The chief's callbacks save alone; the workers' state must be collected before.",
         "test_on_epochs",
-        lambda: on_epochs(files.release, files.collect),
+        lambda: on_epochs(files.release, files.collect_at_epoch_end, equality.compare_settings),
     ),
     Patch(
         ("tf.keras.callbacks.TensorBoard.set_model", "tf.keras.callbacks.CSVLogger.on_train_begin"),

@@ -147,7 +147,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         of_exchange = (self.exchange, self._residual_units, variables)
         of_inner = (self._inner_state, lambda: keras_private.own_variables(self._core))
         updates = functools.partial(local.updates, self._core, self.group)
-        others = (updates, getattr(outer, "iterations", None), self._statistics)
+        others = (updates, getattr(outer, "iterations", None), self._reconcile)
         self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
 
     def _index_of(self, variable: keras.Variable) -> int:
@@ -317,7 +317,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             update_loss_scale(scaler, finite)
 
     @property
-    def _built_for(self) -> Sequence[keras.Variable]:
+    def trained_variables(self) -> Sequence[keras.Variable]:
         return self._trainable_variables
 
     @property

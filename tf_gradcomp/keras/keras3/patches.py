@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from tf_gradcomp.groups.own_values import out_of_scope
-from tf_gradcomp.keras.common import files, losses, same_data
+from tf_gradcomp.keras.common import equality, files, losses, same_data
 from tf_gradcomp.keras.common.hooks import (
     on_epochs,
     on_logs,
@@ -92,7 +92,7 @@ TRAINING = (
         ("keras.Model.make_train_function",),
         "Each worker would train alone a model that was created outside the scope.",
         "test_on_train_function",
-        lambda: on_train_function(check_trains),
+        lambda: on_train_function(check_trains, equality.compare_first_step),
     ),
     Patch(
         (f"{_CALLBACKS}.set_model",),
@@ -162,7 +162,12 @@ TRAINING = (
         ),
         "The chief's callbacks save alone; the workers' state must be collected before.",
         "test_on_epochs",
-        lambda: on_epochs(files.release, files.collect_at_epoch_end, files.synchronize),
+        lambda: on_epochs(
+            files.release,
+            files.collect_at_epoch_end,
+            equality.compare_settings,
+            files.synchronize,
+        ),
     ),
     Patch(
         ("keras.callbacks.TensorBoard.set_model", "keras.callbacks.CSVLogger.on_train_begin"),
