@@ -20,6 +20,7 @@ ROOMS = [
     "horovod_here",
     "tf_private",
     "tf_private_data",
+    "tf_private_random",
     "tf_private_files",
     "policy",
     "compressors",

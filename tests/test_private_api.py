@@ -24,10 +24,13 @@ from keras.src.callbacks import callback_list
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.data.util import random_seed as data_random_seed
 from tensorflow.python.distribute import collective_all_reduce_strategy, input_lib
+from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import script_ops
 from tensorflow.python.saved_model import save as saved_model
 
@@ -35,7 +38,7 @@ import tf_gradcomp
 from tests.patched import canonical
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
-from tf_gradcomp import tf_private, tf_private_data, tf_private_files
+from tf_gradcomp import tf_private, tf_private_data, tf_private_files, tf_private_random
 from tf_gradcomp.keras.common import hooks
 from tf_gradcomp.keras.keras3 import keras_private, patches
 from tf_gradcomp.keras.keras3.hooks import files as on_files
@@ -153,6 +156,26 @@ def test_undistributed_and_shared_by_workers():
     assert of(tf.data.FixedLengthRecordDataset(["a", "b"], 1)) == [b"a", b"b"]
     from_function = mirrored(2).distribute_datasets_from_function(lambda _: rows)
     assert tf_private_data.shared_by_workers(from_function) is None
+
+
+def test_built_again():
+    tf_private_data.record_constructors()
+    graphs, added = [], 1
+
+    def drawn(x):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return x + added
+
+    rows = tf.data.Dataset.range(8).map(lambda x: 2 * x)
+    twice = tf.data.Dataset.zip((rows.batch(4).map(drawn), rows.batch(4)))
+    dataset = twice.with_options(tf.data.Options()).prefetch(1)
+    assert tf_private_data.built_again(dataset, lambda graph: False) is dataset
+    added = 3
+    again = tf_private_data.built_again(dataset, lambda graph: graph is graphs[0])
+    for one, step in ((dataset, 1), (again, 3)):
+        first, second = next(iter(one))
+        assert (first - second).numpy().tolist() == [step] * 4
+    assert len(graphs) == 2
 
 
 def test_use_logical_cpus():
@@ -513,6 +536,91 @@ def test_keep_statistics_of_empty_batches(monkeypatch):
     layer(np.zeros((0, 2), "float32"), training=True)
     assert np.array_equal(before, layer.non_trainable_variables)
     assert before[0].tolist() == [4, 4]
+
+
+def test_on_op_seeds(monkeypatch):
+    for module in (random_seed, data_random_seed):
+        monkeypatch.setattr(module, "get_seed", module.get_seed)
+    tf_private_random.on_op_seeds(lambda seeds: (seeds[0], 5) if seeds[1] else seeds)
+    tf.random.set_seed(1)
+    assert random_seed.get_seed(2) == (1, 5)
+    assert [int(seed) for seed in data_random_seed.get_seed(2)] == [1, 2]  # of `shuffle`
+    tf.random.set_seed(1)
+    first, second = (tf.random.normal([2], seed=seed).numpy().tolist() for seed in (2, 3))
+    tf.random.set_seed(1)
+    assert tf.random.normal([2], seed=5).numpy().tolist() == first
+    assert second != first  # the second draw with the seeds (1, 5)
+
+
+def test_on_generator_keys(monkeypatch):
+    class_ = tf.random.Generator
+    monkeypatch.setattr(class_, "_preprocess_key", class_._preprocess_key)
+    keys = []
+    tf_private_random.on_generator_keys(lambda key, algorithm: keys.append(algorithm) or key + 1)
+    draws = [class_.from_seed(1).normal([2]).numpy().tolist()]
+    tf_private_random.on_generator_keys(lambda key, algorithm: key)
+    draws.append(class_.from_seed(1).normal([2]).numpy().tolist())
+    assert len(keys) == 1
+    assert draws[0] != draws[1]
+
+
+def test_on_seeds(monkeypatch):
+    monkeypatch.setattr(keras.random.SeedGenerator, "next", keras.random.SeedGenerator.next)
+    seeds = []
+    on_training.on_seeds(lambda seed: seeds.append(seed.numpy().tolist()) or seed)
+    layer = keras.layers.Dropout(0.5, seed=3)
+    for _ in range(2):
+        layer(np.ones((1, 2)), training=True)
+    keras.random.normal((1,))
+    assert seeds[:2] == [[3, 0], [3, 1]]
+    assert len(seeds) == 3
+
+
+def test_on_global_generator(monkeypatch):
+    monkeypatch.setattr(
+        seed_generator, "global_seed_generator", seed_generator.global_seed_generator
+    )
+    made = keras.random.SeedGenerator(4)
+    on_training.on_global_generator(lambda original: made)
+    keras.random.normal((1,))
+    assert made.state.numpy().tolist() != [4, 0]
+
+
+def test_lending_generator(monkeypatch):
+    """The threads of replicas use the global generator of the thread that runs the step."""
+    monkeypatch.setattr(
+        seed_generator, "global_seed_generator", seed_generator.global_seed_generator
+    )
+    on_training.on_global_generator(keras_private.global_generator)
+    strategy = mirrored(1)
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: keras.random.normal((2,)))
+
+    draws = []
+    for draw in (step, lambda: keras.random.normal((2,))):
+        keras.utils.set_random_seed(2)
+        with keras_private.lending_generator():
+            draws.append([draw().numpy().tolist() for _ in range(2)])
+    assert draws[0] == draws[1]
+
+
+def test_random_states():
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5, seed=3)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.evaluate(np.ones((2, 2)), np.ones((2, 2)), verbose=0)  # creates metrics
+    assert keras_private.random_states(model) == [[3, 0], None]
+    first = keras.random.normal((2,)).numpy().tolist()
+    states = keras_private.random_states(model)
+    draws = [keras.random.normal((2,)).numpy().tolist(), model(np.ones((2, 2)), training=True)]
+    keras.utils.set_random_seed(5)
+    keras_private.set_random_states(model, states)
+    assert keras.random.normal((2,)).numpy().tolist() == draws[0] != first
+    np.testing.assert_array_equal(model(np.ones((2, 2)), training=True), draws[1])
+    keras_private.set_random_states(model, [[1, 1]])  # of another model
+    assert keras_private.random_states(model)[0] == [3, 1]
 
 
 def test_read_py_datasets(monkeypatch):

@@ -1,8 +1,8 @@
 """Private API of TensorFlow: strategies and their collectives.
 
-Only this module and the two `tf_private_*.py` touch private API. Each function says why the public
-API is not enough. `tests/test_private_api.py` has one test for each name used here, and fails by
-that name when a release changes it.
+Only this module and the `tf_private_*.py` touch private API. Each function says why the public API
+is not enough. `tests/test_private_api.py` has one test for each name used here, and fails by that
+name when a release changes it.
 """
 
 from __future__ import annotations

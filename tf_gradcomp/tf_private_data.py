@@ -102,8 +102,15 @@ def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
     the files that a dataset reads.
     """
     dataset = undistributed(distributed)
-    if dataset is None:
-        return None
+    return None if dataset is None else _shared(dataset)
+
+
+def divides_rows(dataset: tf.data.Dataset) -> bool:
+    """Returns whether each worker would read all of a dataset, and take its part of the rows."""
+    return _shared(dataset) is dataset
+
+
+def _shared(dataset: Any) -> tf.data.Dataset | None:
     policies = tf.data.experimental.AutoShardPolicy
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == policies.DATA:
@@ -112,6 +119,36 @@ def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
         return None
     names = _names_of_files(dataset)
     return dataset if names is None and policy == policies.AUTO else names
+
+
+def record_constructors() -> None:
+    """Lets `built_again` build each dataset again; a dataset does not know its constructor."""
+    class_: Any = tf.data.Dataset
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        dataset: Any = object.__new__(cls)
+        dataset.gradcomp_arguments = args, kwargs
+        return dataset
+
+    class_.__new__ = new
+
+
+def built_again(dataset: Any, draws: Callable[[tf.Graph], bool]) -> tf.data.Dataset:
+    """Traces the functions of a dataset again, from the first whose graph `draws` numbers.
+
+    No public API changes the seeds in a dataset's functions.
+    """
+    if not hasattr(dataset, "gradcomp_arguments"):
+        return dataset
+    inputs = dataset._inputs()
+    again = {id(one): built_again(one, draws) for one in inputs}
+    is_same = all(again[id(one)] is one for one in inputs)
+    if is_same and not any(draws(each.function.graph) for each in dataset._functions()):
+        return dataset
+    args, kwargs = tf.nest.map_structure(
+        lambda value: again.get(id(value), value), dataset.gradcomp_arguments
+    )
+    return type(dataset)(*args, **kwargs)
 
 
 def _names_of_files(dataset: Any) -> tf.data.Dataset | None:

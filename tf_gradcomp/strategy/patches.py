@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tf_gradcomp import tf_private, tf_private_data, tf_private_files
+from tf_gradcomp import tf_private, tf_private_data, tf_private_files, tf_private_random
+from tf_gradcomp.strategy import random_numbers
 from tf_gradcomp.strategy.coordinated import save_model, write_checkpoint
 from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
 
@@ -53,6 +54,27 @@ TENSORFLOW = (
         "Each step waits for a collective that checks whether any worker has data.",
         "test_begin_steps_with_own_data",
         lambda: tf_private_data.begin_steps_with_own_data(is_checked),
+    ),
+    Patch(
+        (
+            "tensorflow.python.framework.random_seed.get_seed",
+            "tensorflow.python.data.util.random_seed.get_seed",
+        ),
+        "Once a program sets a seed, tf.random draws the same numbers on all workers.",
+        "test_on_op_seeds",
+        lambda: tf_private_random.on_op_seeds(random_numbers.local_op_seeds),
+    ),
+    Patch(
+        ("tensorflow.python.ops.stateful_random_ops.Generator._preprocess_key",),
+        "A tf.random.Generator from outside the scope draws the same numbers on all workers.",
+        "test_on_generator_keys",
+        lambda: tf_private_random.on_generator_keys(random_numbers.local_generator_key),
+    ),
+    Patch(
+        ("tensorflow.data.Dataset.__new__",),
+        "The functions of a worker's own data draw the same numbers as on other workers.",
+        "test_built_again",
+        tf_private_data.record_constructors,
     ),
     Patch(
         (

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private, tf_private_files
+from tf_gradcomp import compressors, tf_private, tf_private_data, tf_private_files
 from tf_gradcomp.chief import is_chief, task_of
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -24,6 +24,7 @@ from tf_gradcomp.groups.progress import Progress
 from tf_gradcomp.groups.stalls import CoordinationStore, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
+from tf_gradcomp.strategy import random_numbers
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
@@ -216,6 +217,32 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
         return super().run(fn, *args, **kwargs)
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Divides data among workers as TensorFlow does.
+
+        If each worker reads other data, such as its own files, their functions draw separate random
+        numbers.
+        """
+        task = task_of(self) if self.group.processes.size > 1 else None
+        if task and task.rank is not None and not tf_private_data.divides_rows(dataset):
+            dataset = random_numbers.with_local_numbers(dataset, task.rank)
+        return super().experimental_distribute_dataset(dataset, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> Any:
+        """Builds each worker's data as TensorFlow does; their functions draw separate numbers."""
+
+        def build(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            with random_numbers.building_pipeline(context.input_pipeline_id):
+                return dataset_fn(context)
+
+        return super().distribute_datasets_from_function(build, options)
 
     def scope(self) -> Any:
         """TensorFlow's scope, in which workers also check that they create equal variables."""

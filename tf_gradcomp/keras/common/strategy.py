@@ -20,6 +20,8 @@ from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
+keras_private = keras_module("keras_private")
+
 BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
@@ -69,6 +71,11 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         keras_module("patches").install()
 
     _new_ops = CompressedAllReduce
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn` on each replica of this worker, as TensorFlow does."""
+        with keras_private.lending_generator():
+            return super().run(fn, *args, **kwargs)
 
 
 def ops_for_gradients(

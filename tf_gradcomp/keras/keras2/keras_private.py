@@ -256,6 +256,11 @@ def looks_for_nans(optimizer: Any) -> bool:
     return getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
 
 
+def lending_generator() -> contextlib.AbstractContextManager[None]:
+    """Does nothing: Keras 2 draws without a seed by `tf.random`."""
+    return contextlib.nullcontext()
+
+
 def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
     """Returns the epoch and step at which `BackupAndRestore` continues `fit`; no public name."""
     epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)

@@ -22,6 +22,7 @@ from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import replacing
 
 _PLACE = "tf_gradcomp_place"  # in the file, so that both are written at once
+_RANDOM = "tf_gradcomp_random"
 _BROKEN = (
     "The backup %r cannot be read (%s). %s To start from scratch, delete the folder %r; to "
     "continue from another file, delete the folder and load that file before fit."
@@ -49,6 +50,7 @@ def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None
         buffer = keras_private.weights_in_hdf5(callback.model)
         with h5py.File(buffer, "a") as file:
             file.attrs[_PLACE] = place
+            file.attrs[_RANDOM] = json.dumps(keras_private.random_states(callback.model))
         with replacing(backup.weights) as written:
             written.write(buffer.getbuffer())
         with replacing(backup.place) as written:
@@ -75,6 +77,7 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
         try:
             epoch = _checked_epoch(weights, place, optimizer)
             keras_private.load_hdf5(model, weights)
+            _continue_random_numbers(model, weights)
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             problem = problem or (weights, error)
             continue
@@ -145,6 +148,16 @@ def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
         with open(place) as text:
             told = text.read()
     return int(json.loads(told)["epoch"])
+
+
+def _continue_random_numbers(model: keras.Model, weights: str) -> None:
+    """Lets replicas draw on where the backup ended; ranks of Horovod keep their own seeds."""
+    if any(not saving.group.by_strategy for saving in savings_of(model)):
+        return
+    with h5py.File(weights, "r") as file:
+        states = file.attrs.get(_RANDOM)
+    if states is not None:
+        keras_private.set_random_states(model, json.loads(states))
 
 
 def _holds_arrays(group: Any) -> bool:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state as _global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR as _GLOBAL_GENERATOR
 from keras.src.saving import saving_lib as _saving_lib
 
+from tf_gradcomp.groups.own_values import out_of_scope
 from tf_gradcomp.keras.common.hooks import with_methods
 
 
@@ -144,6 +148,66 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     The public `model.layers` has the first level only.
     """
     return list(model._flatten_layers())
+
+
+# The global state of Keras in each thread that runs a step now.
+_callers: list[dict[str, Any]] = []
+
+
+@contextlib.contextmanager
+def lending_generator() -> Iterator[None]:
+    """Within this context, the threads of replicas draw without a seed as this thread would.
+
+    Keras has a global generator for each thread, and no public API returns it.
+    """
+    _callers.append(vars(_global_state.GLOBAL_STATE_TRACKER))
+    try:
+        yield
+    finally:
+        _callers.pop()
+
+
+def global_generator(original: Callable[[], Any]) -> keras.random.SeedGenerator:
+    """The generator of draws without a seed, in a replica's step that of the calling thread."""
+    state = vars(_global_state.GLOBAL_STATE_TRACKER)
+    if not _callers or state is _callers[-1] or tf.distribute.in_cross_replica_context():
+        return original()
+    return _generator_in(_callers[-1])
+
+
+def _generator_in(state: dict[str, Any]) -> keras.random.SeedGenerator:
+    if state.get(_GLOBAL_GENERATOR) is None:
+        # A variable of a strategy cannot be created in a traced step.
+        state[_GLOBAL_GENERATOR] = out_of_scope(keras.random.SeedGenerator)
+    return state[_GLOBAL_GENERATOR]
+
+
+def random_states(model: keras.Model) -> list[list[int] | None]:
+    """The states of a model's generators of random numbers, which files of Keras leave out.
+
+    The last is the state of the global generator, which no public API returns; None if no draw has
+    needed it.
+    """
+    state = vars(_global_state.GLOBAL_STATE_TRACKER)
+    generator = state.get(_GLOBAL_GENERATOR)
+    values = [variable.numpy().tolist() for variable in _generator_variables(model)]
+    return [*values, None if generator is None else generator.state.numpy().tolist()]
+
+
+def set_random_states(model: keras.Model, states: Sequence[list[int] | None]) -> None:
+    """Lets generators draw on from the `states`, unless they belong to another model."""
+    variables = _generator_variables(model)
+    if len(states) != len(variables) + 1:
+        return
+    for variable, value in zip(variables, states, strict=False):
+        variable.assign(value)
+    if states[-1] is not None:
+        _generator_in(vars(_global_state.GLOBAL_STATE_TRACKER)).state.assign(states[-1])
+
+
+def _generator_variables(model: keras.Model) -> list[keras.Variable]:
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
 
 
 class NamedBuffer(io.BytesIO):

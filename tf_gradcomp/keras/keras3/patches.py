@@ -24,6 +24,7 @@ from tf_gradcomp.keras.keras3 import averages, backups, keras_private, loss_scal
 from tf_gradcomp.keras.keras3.hooks import files as on_files
 from tf_gradcomp.keras.keras3.hooks import optimizers as on_optimizers
 from tf_gradcomp.keras.keras3.hooks import training as on_training
+from tf_gradcomp.strategy import random_numbers
 from tf_gradcomp.strategy.patches import TENSORFLOW, Patch
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -129,6 +130,18 @@ TRAINING = (
         "No public API tells how many rows the last batch has.",
         "test_on_arrays",
         lambda: on_training.on_arrays(same_data.check_last_batch),
+    ),
+    Patch(
+        ("keras.random.SeedGenerator.next",),
+        "All replicas draw the same dropout masks, noise and augmentations.",
+        "test_on_seeds",
+        lambda: on_training.on_seeds(random_numbers.local_state_seed),
+    ),
+    Patch(
+        ("keras.src.random.seed_generator.global_seed_generator",),
+        "Keras keeps it for each thread, and a thread of a replica's step cannot create one.",
+        "test_on_global_generator",
+        lambda: on_training.on_global_generator(keras_private.global_generator),
     ),
     Patch(
         ("keras.layers.BatchNormalization._moments",),

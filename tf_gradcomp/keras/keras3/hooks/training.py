@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
+from keras.src.random import seed_generator as _seed_generator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -81,6 +82,20 @@ def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
             check(epochs._distribute_strategy, rows)
 
     after_init(_trainer.TFEpochIterator, rows_of)
+
+
+def on_seeds(change: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Has `change(seed)` return each seed that Keras draws with, from a generator's state."""
+
+    def hooked(original: Any, self: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return change(original(self, *args, **kwargs))
+
+    replace(keras.random.SeedGenerator, "next", hooked)
+
+
+def on_global_generator(generator: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has `generator(original)` return the generator of draws without a seed."""
+    replace(_seed_generator, "global_seed_generator", lambda original: generator(original))
 
 
 def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | None]) -> None:

@@ -1,0 +1,101 @@
+"""Lets each replica draw its own random numbers from seeds and states that all replicas share.
+
+A generator's state stays equal on all replicas, as a checkpoint needs. A replica mixes its index
+into the seed when it draws. The index of the first replica is 0, which changes nothing, so a job
+of one replica draws what a program without a strategy draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private_data
+
+_STRIDE = 0x9E3779B1  # keeps the seeds of replicas apart from the small seeds that programs choose
+_pipeline: contextvars.ContextVar[int] = contextvars.ContextVar("pipeline", default=0)
+_draw_numbers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()  # outside of replicas
+_learner: contextvars.ContextVar[tf.Tensor | None]
+_learner = contextvars.ContextVar("learner", default=None)
+
+
+def _drawing_index() -> int:
+    """The index among all replicas of the replica that draws.
+
+    In the functions of data that a worker builds by itself, it is the worker's index. Numbers that
+    are drawn while the data are built stay equal, because they may determine each worker's part.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        if tf.executing_eagerly():
+            return 0
+        _draw_numbers.add(tf.compat.v1.get_default_graph())
+        return _pipeline.get()
+    index = tf.get_static_value(context.replica_id_in_sync_group)
+    return 0 if index is None else int(index)  # unknown while tracing on TPUs alone
+
+
+@contextlib.contextmanager
+def building_pipeline(index: int) -> Iterator[None]:
+    """Within this context, a worker builds data that no other worker reads.
+
+    `index` is the worker's index among those that build data.
+    """
+    token = _pipeline.set(index)
+    try:
+        yield
+    finally:
+        _pipeline.reset(token)
+
+
+@contextlib.contextmanager
+def drawing_as(learner: tf.Tensor) -> Iterator[None]:
+    """Within this context, layers draw the numbers of the replica with a learner's index."""
+    token = _learner.set(learner)
+    try:
+        yield
+    finally:
+        _learner.reset(token)
+
+
+def local_state_seed(state: tf.Tensor) -> tf.Tensor:
+    """The seed that a replica draws with, from the two integers that all replicas have."""
+    learner = _learner.get()
+    index = _drawing_index() if learner is None else tf.cast(learner, state.dtype)
+    if isinstance(index, int) and index == 0:
+        return state
+    return state + index * tf.constant([_STRIDE, 0], state.dtype)
+
+
+def with_local_numbers(dataset: tf.data.Dataset, worker: int) -> tf.data.Dataset:
+    """Returns a dataset whose functions draw a worker's own numbers."""
+    with building_pipeline(worker):
+        return tf_private_data.built_again(dataset, _draw_numbers.__contains__)
+
+
+def local_op_seeds(seeds: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """The two seeds of an op in a replica, from those that all replicas have; None if unseeded."""
+    index = _drawing_index()
+    graph_seed, op_seed = seeds
+    if not index or op_seed is None:
+        return seeds
+    return graph_seed, (op_seed + index * _STRIDE) % (2**31 - 1)
+
+
+def local_generator_key(key: tf.Tensor, algorithm: Any) -> tf.Tensor:
+    """The key of a `tf.random.Generator` in a replica, from the key that all replicas have."""
+    index = _drawing_index()
+    if not index:
+        return key
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[1],
+        key=key,
+        counter=tf.constant([index, 0], tf.uint64),
+        alg=algorithm,
+        dtype=tf.uint64,
+    )
