@@ -25,7 +25,13 @@ def jobs():
     return result(real[0]), result(simulated[0])
 
 
-@pytest.mark.parametrize("method", [*method_names(), "warmed up", "local steps", "fragments"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(*method_names(), "warmed up", "local steps", "fragments"),
+        *("dropout", "dropout in local steps"),  # random numbers, too, are those of the workers
+    ],
+)
 def test_simulation_and_job_agree_step_by_step(jobs, method):
     real, simulated = (job[method]["steps"] for job in jobs)
     assert len(real) == len(simulated) == 12

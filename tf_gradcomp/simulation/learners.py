@@ -27,18 +27,13 @@ from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
-from tf_gradcomp.simulation.checks import (
-    check_model,
-    checked_local_steps,
-    checked_method,
-    pair_of,
-    shares,
-)
+from tf_gradcomp.simulation import checks
 from tf_gradcomp.simulation.gossip import learners_rounds
 from tf_gradcomp.simulation.learners_moments import LearnersMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
+from tf_gradcomp.strategy import random_numbers
 
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
@@ -52,8 +47,8 @@ class Learners:
     Learners exchange gradients by the compressor's own code, in lockstep. A job with the same
     number of workers and the same batches computes the same in every step, up to float32 rounding.
     (`BatchNormalization` differs, because one model sees the learners' shares of a batch one after
-    another. Layers that draw random numbers, such as `Dropout`, draw different numbers.) A single
-    learner therefore trains like Keras, because a job of one worker exchanges nothing.
+    another. `tf.random` draws other numbers.) A single learner therefore trains like Keras, because
+    a job of one worker exchanges nothing.
 
     Use it to test a method with more learners than you have machines, up to hundreds.
 
@@ -97,13 +92,14 @@ class Learners:
         graph: bool = False,
         local_steps: LocalSteps | Mapping[str, Any] | Schedule | None = None,
     ) -> None:
-        check_model(model)
+        keras_module("patches").install()
+        checks.check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
-        settings = checked_local_steps(local_steps)
-        method = method_for_gradients(settings, checked_method(compressors.get(compressor)))
+        settings = checks.checked_local_steps(local_steps)
+        method = method_for_gradients(settings, checks.checked_method(compressors.get(compressor)))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)
@@ -127,6 +123,7 @@ class Learners:
         self._apply_own = _traced(self._apply_of_one)
         self._apply = _traced(self._apply_reduced)
         keras_private.build(model.optimizer, model.trainable_variables)
+        self._random_states: Any = []  # before the step
         self._rounds: LearnersRounds | None = None
         if settings and learners > 1:
             self._rounds = learners_rounds(model, settings, self.exchange)
@@ -151,12 +148,12 @@ class Learners:
                 "optimizer; create new learners."
             )
         if self._rounds and not self._rounds.in_warmup:
-            of_each = shares(x, y, self._size)
+            of_each = checks.shares(x, y, self._size)
             return self._step_locally(self._rounds, of_each, similarity=similarity)
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
-        for share in shares(x, y, self._size):
-            loss, gradients = self._gradients(*share)
+        for learner, share in enumerate(checks.shares(x, y, self._size)):
+            loss, gradients = self._gradients_of(learner, share)
             losses.append(loss)
             if self.exchange.setup.preconditioner:
                 gradients = clip(self.model.optimizer, gradients, variables)
@@ -172,7 +169,9 @@ class Learners:
         self, rounds: LearnersRounds, of_each: list[Any], *, similarity: bool
     ) -> StepReport:
         losses = [
-            rounds.step(learner, functools.partial(self._gradients, *share), self._apply_own)
+            rounds.step(
+                learner, functools.partial(self._gradients_of, learner, share), self._apply_own
+            )
             for learner, share in enumerate(of_each)
         ]
         comparison = Comparison(self.residuals) if similarity else None
@@ -307,7 +306,7 @@ class Learners:
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
-            x, y = pair_of(batch)
+            x, y = checks.pair_of(batch)
             reports.append(self.train_on_batch(x, y, similarity=following is None))
             rows.append(len(tf.nest.flatten(x)[0]))
             training.train(self.exchange)
@@ -327,9 +326,21 @@ class Learners:
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
 
-    def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[Gradient]]:
+    def _gradients_of(self, learner: int, share: Sequence[Any]) -> tuple[Any, list[Gradient]]:
+        """Returns a learner's loss and gradients; all learners draw from the same random states."""
+        if not IS_KERAS_2 and learner == 0:
+            self._random_states = keras_private.random_states(self.model)
+        elif not IS_KERAS_2:
+            keras_private.set_random_states(self.model, self._random_states)
+        return self._gradients(tf.constant(learner), *share)
+
+    def _gradients_of_one(self, learner: Any, x: Any, y: Any) -> tuple[Any, list[Gradient]]:
         variables = self.model.trainable_variables
-        with tf_private.counting_replicas(self._size), tf.GradientTape() as tape:
+        with (
+            tf_private.counting_replicas(self._size),
+            random_numbers.drawing_as(learner),
+            tf.GradientTape() as tape,
+        ):
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
         return loss, tape.gradient(loss, [native(v) for v in variables])

@@ -23,7 +23,9 @@ METHODS = {
     "top_k": gc.compressors.TopK(0.1, momentum=0.5),
     "warmed up": gc.compressors.ScaleCom(8, value_bits=4, warmup_steps=7),
 }
-FRAGMENTS = {"local steps": 1, "fragments": 3}
+FRAGMENTS = {"local steps": 1, "fragments": 3, "dropout in local steps": 1}
+METHODS["dropout"] = gc.compressors.TopK(0.1)
+METHODS["dropout in local steps"] = gc.compressors.TopK(0.1)
 METHODS["local steps"] = gc.compressors.TopK(0.1)
 METHODS["fragments"] = gc.compressors.ScaleCom(8)
 learners = int(argument(2))
@@ -37,10 +39,12 @@ def settings_of(name):
     return {"local_steps": gc.LocalSteps(4, outer, 3, fragments=FRAGMENTS[name])}
 
 
-def build(compressor):
+def build(name, compressor):
     planned = isinstance(compressor, gc.compressors.LGreCo)  # which takes two large layers
     widths = (128, 32) if planned else (64,)
     hidden = [keras.layers.Dense(width, activation="tanh") for width in widths]
+    if name.startswith("dropout"):
+        hidden += [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)]
     return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
 
 
@@ -63,7 +67,7 @@ def weights_of(model):
 def real(name, compressor, data):
     setup, steps = Setup("optimizer", compressor), []
     model = setup.model(
-        lambda: build(compressor),
+        lambda: build(name, compressor),
         lambda: setup.wrap(adam(compressor), **settings_of(name)),
     )
     with setup.strategy.scope():
@@ -81,7 +85,7 @@ def real(name, compressor, data):
 
 
 def simulated(name, compressor, data):
-    model = Setup("alone").model(lambda: build(compressor), lambda: adam(compressor))
+    model = Setup("alone").model(lambda: build(name, compressor), lambda: adam(compressor))
     group = gc.simulation.Learners(model, learners, compressor, **settings_of(name))
     steps = []
     for epoch in batches(data):
