@@ -146,6 +146,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _install_patches() -> None:
         """Applies the patches of TensorFlow and of the Keras in use."""
 
+    @staticmethod
+    @abc.abstractmethod
+    def _in_step() -> contextlib.AbstractContextManager[None]:
+        """A context in which replicas run a step with the Keras in use."""
+
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
         """Returns the compressor of gradients; None if the strategy does not compress."""
@@ -216,7 +221,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self.progress.count_step((args, kwargs))
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
-        return super().run(fn, *args, **kwargs)
+        with self._in_step():
+            return super().run(fn, *args, **kwargs)
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -72,10 +73,9 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
     _new_ops = CompressedAllReduce
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs `fn` on each replica of this worker, as TensorFlow does."""
-        with keras_private.lending_generator():
-            return super().run(fn, *args, **kwargs)
+    @staticmethod
+    def _in_step() -> contextlib.AbstractContextManager[None]:
+        return keras_private.lending_generator()
 
 
 def ops_for_gradients(
