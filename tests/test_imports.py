@@ -17,6 +17,7 @@ ROOMS = [
     "environment",
     "stall_reports",
     "tf_config",
+    "proxies",
     "horovod_here",
     "tf_private",
     "tf_private_data",

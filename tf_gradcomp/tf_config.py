@@ -91,6 +91,11 @@ def make_tf_config(addresses: Sequence[str], index: int) -> str:
     return text
 
 
+def host_of(address: str) -> str:
+    """Returns the host of an address `host:port`, an IPv6 address without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def _parse(text: str) -> dict[str, Any]:
     if not text.strip():
         raise ValueError("TF_CONFIG is set but empty; unset it to train with one worker.")

@@ -65,10 +65,10 @@ def gradcomp(*args, env=None, cwd=None, timeout=300, command=COMMAND):
     )
 
 
-def preloaded_gradcomp(*args):
+def preloaded_gradcomp(*args, env=None):
     """The same where TensorFlow is loaded, as it then is in the workers, too."""
     command = [*PYTHON, Path(sys.executable).with_name("gradcomp")]
-    return gradcomp(*args, env={"PRELOADED": server(0)}, timeout=300, command=command)
+    return gradcomp(*args, env={"PRELOADED": server(0), **(env or {})}, command=command)
 
 
 @quick
@@ -651,7 +651,7 @@ def test_starts_without_loading_tensorflow():
 
 
 @quick
-def test_two_tensorflow_workers_sum(program):
+def test_two_tensorflow_workers_sum_past_a_dead_proxy(program):
     path = program("""
         import tensorflow as tf
 
@@ -663,9 +663,11 @@ def test_two_tensorflow_workers_sum(program):
 
         print("sum", float(tf.function(lambda: strategy.run(replica))()))
     """)
-    done = preloaded_gradcomp("run", "-n", "2", "--timeout", "100", path)
+    proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.com"}
+    done = preloaded_gradcomp("run", "-n", "2", "--timeout", "100", path, env=proxy)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[worker 0] sum 3.0", "[worker 1] sum 3.0"]
+    assert "gradcomp: the workers get no_proxy=example.com,localhost, " in done.stderr
 
 
 def test_tf_config_written_is_what_tensorflow_reads(program):

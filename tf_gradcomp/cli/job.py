@@ -14,6 +14,7 @@ from tf_gradcomp.cli.output import WorkerOutput, echo, table_width
 from tf_gradcomp.cli.stop_requests import stop_requests
 from tf_gradcomp.environment import MALLOC
 from tf_gradcomp.launch import (
+    THIS_MACHINE,
     Addresses,
     JobResult,
     LocalJob,
@@ -22,8 +23,9 @@ from tf_gradcomp.launch import (
     addresses_of_all,
     malloc,
 )
+from tf_gradcomp.proxies import bypass, proxy_variable
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
-from tf_gradcomp.tf_config import make_tf_config
+from tf_gradcomp.tf_config import host_of, make_tf_config
 
 GRACE = 5.0  # seconds
 _TAIL_LINES = 10
@@ -59,6 +61,9 @@ def run_job(
         env = {quiet.LEVEL: "1", **env}
     if part is None and sys.stdout is not None and sys.stdout.isatty():
         env = {**env, "COLUMNS": str(table_width(of_all))}
+    if tf_config:
+        hosts = [host_of(address) for address in placed.addresses] if placed else [THIS_MACHINE]
+        env |= _bypass_of_proxy(hosts, env, log=True)
     prefixes = None
     if placed is not None:
         prefixes = placed.prefixes([name for name in env if env[name] != os.environ.get(name)])
@@ -104,6 +109,14 @@ def _malloc_settings(env: Mapping[str, str], *, tell: bool) -> dict[str, str]:
     return settings
 
 
+def _bypass_of_proxy(hosts: Sequence[str], env: Mapping[str, str], *, log: bool) -> dict[str, str]:
+    settings = bypass(hosts, env)
+    for name, value in settings.items() if log else ():
+        reason = f"so that they do not connect to each other through {proxy_variable(env)}"
+        echo(f"gradcomp: the workers get {name}={value}, {reason}.", err=True)
+    return settings
+
+
 @contextmanager
 def addresses_of(place: Rank) -> Iterator[Addresses]:
     """The addresses of a scheduler's job; see `addresses_of_all`."""
@@ -130,10 +143,12 @@ def run_rank(
     verbose: bool = False,
 ) -> JobResult:
     """Runs this process' worker of a scheduler's job; `more` is added to `env`."""
+    env = {**env, **(more or {})}
+    hosts = [host_of(address) for address in addresses]
     return run_job(
         command,
         1,
-        {**env, **(more or {})},
+        {**env, **_bypass_of_proxy(hosts, env, log=place.rank == 0)},
         output,
         grace,
         timeout,

@@ -28,7 +28,7 @@ _TAIL_LINES = 200
 _DEFAULT_GRACE = 5.0
 # How long a worker's own children may keep writing after the worker itself has ended.
 _LAST_OUTPUT = 1.0
-_THIS_MACHINE = "localhost"
+THIS_MACHINE = "localhost"
 
 # Run in front of each worker: asks Linux to kill the worker when the launcher dies for any reason,
 # and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
@@ -170,7 +170,7 @@ class LocalJob:
         self._timed_out = False
         self._kill_at: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._ports = ReservedPorts(hosts or [_THIS_MACHINE] * workers)
+        self._ports = ReservedPorts(hosts or [THIS_MACHINE] * workers)
         self._started = time.monotonic()
         try:
             self._start(
