@@ -2,7 +2,14 @@
 
 import pytest
 
-from tf_gradcomp.groups.waiting_times import HEARTBEATS, STALLS, heartbeat_timeout, stall_after
+from tf_gradcomp.groups.waiting_times import (
+    HEARTBEATS,
+    STALLS,
+    STARTS,
+    heartbeat_timeout,
+    stall_after,
+    start_timeout,
+)
 
 pytestmark = pytest.mark.quick
 TIMES = [
@@ -27,6 +34,16 @@ def test_invalid_times_are_refused(monkeypatch, time, variable, default, value):
     monkeypatch.setenv(variable, str(value))
     with pytest.raises(ValueError, match=f"received {variable}="):
         time(None)
+
+
+def test_the_time_in_which_workers_must_have_started_comes_from_the_environment(monkeypatch):
+    monkeypatch.delenv("GRADCOMP_START_TIMEOUT", raising=False)
+    assert start_timeout() == STARTS
+    monkeypatch.setenv("GRADCOMP_START_TIMEOUT", "90")
+    assert start_timeout() == 90
+    monkeypatch.setenv("GRADCOMP_START_TIMEOUT", "0")
+    with pytest.raises(ValueError, match="received GRADCOMP_START_TIMEOUT='0'"):
+        start_timeout()
 
 
 def test_only_reports_can_be_switched_off():

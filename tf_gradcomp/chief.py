@@ -62,10 +62,14 @@ def worker_of_rank(rank: int) -> Worker:
 
 def task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
     """Returns the task of this process in a strategy's cluster, or otherwise in TF_CONFIG."""
-    resolver = (strategy or tf.distribute.get_strategy()).cluster_resolver
+    return task_in((strategy or tf.distribute.get_strategy()).cluster_resolver)
+
+
+def task_in(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) -> TFConfig | None:
+    """Returns the task of this process in a resolver's cluster, or otherwise in TF_CONFIG."""
     cluster = resolver.cluster_spec().as_dict() if resolver else {}
     # A TPU's resolver names hosts, but no task: one process drives them all.
-    if not cluster or resolver.task_type is None or resolver.task_id is None:
+    if resolver is None or not cluster or resolver.task_type is None or resolver.task_id is None:
         return read_tf_config()
     addresses = {task_type: tuple(hosts) for task_type, hosts in cluster.items()}
     return TFConfig(addresses, resolver.task_type, resolver.task_id)

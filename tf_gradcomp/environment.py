@@ -10,3 +10,4 @@ REGROUP = "GRADCOMP_REGROUP"
 REGROUPED = 75  # the exit code of workers that have ended for this reason
 HEARTBEAT_TIMEOUT = "GRADCOMP_HEARTBEAT_TIMEOUT"  # seconds, after which a silent worker is lost
 STALL_AFTER = "GRADCOMP_STALL_AFTER"  # seconds in a collective, after which a worker reports
+START_TIMEOUT = "GRADCOMP_START_TIMEOUT"  # seconds in which all workers must have started

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import atexit
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp import tf_private_files
 from tf_gradcomp.groups.notices import warn_user
 from tf_gradcomp.groups.progress import Position, Progress
+from tf_gradcomp.groups.rendezvous import connection_error
 from tf_gradcomp.stall_reports import continues, step_name, waits
 
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
@@ -23,7 +23,6 @@ _LOOKS_OF_A_STALL = 10
 _LOOKS_TO_ANSWER = 2  # a running worker reports its position at least once in so many looks
 _ANSWER = 0.5  # seconds to wait for a position that has not been reported yet
 _ANSWERS = 4.0  # seconds to wait for all workers' positions
-_CONNECT = 1.0  # seconds
 
 
 class Report(NamedTuple):
@@ -244,15 +243,10 @@ def _key(worker: int) -> str:
 
 
 def _process_state(address: str) -> str:
-    """Describes the process of a worker that does not answer.
-
-    Linux accepts connections for a paused process, too.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
-    except ConnectionRefusedError:
+    """Describes the process of a worker that does not answer."""
+    error = connection_error(address)
+    if error is None:
+        return "its process is there but does not answer, so it is paused or blocked"
+    if isinstance(error, ConnectionRefusedError):
         return "its process has ended"
-    except OSError:
-        return "its machine cannot be reached"
-    return "its process is there but does not answer, so it is paused or blocked"
+    return "its machine cannot be reached"

@@ -6,10 +6,12 @@ import math
 import os
 from typing import Any
 
-from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER
+from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER, START_TIMEOUT
 
 HEARTBEATS = 60.0  # seconds; a worker may pause for half of it, and with TensorFlow's own 10 for 5
 STALLS = 30.0  # seconds, so that a pause is reported before the heartbeats of the worker are missed
+
+STARTS = 3600.0  # seconds
 
 
 def heartbeat_timeout(given: float | None) -> float:
@@ -20,6 +22,11 @@ def heartbeat_timeout(given: float | None) -> float:
 def stall_after(given: float | None) -> float:
     """Returns the seconds in a collective after which a worker reports a stall; 0 means never."""
     return _seconds("stall_after", given, STALL_AFTER, STALLS, or_never=True)
+
+
+def start_timeout() -> float:
+    """Returns the seconds in which all workers must have started."""
+    return _seconds("start_timeout", None, START_TIMEOUT, STARTS)
 
 
 def _seconds(

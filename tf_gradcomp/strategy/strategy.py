@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private, tf_private_data, tf_private_files
-from tf_gradcomp.chief import is_chief, task_of
+from tf_gradcomp.chief import is_chief, task_in, task_of
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.groups import carriers, handshake, waiting_times
+from tf_gradcomp.groups import carriers, handshake, rendezvous, waiting_times
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
@@ -84,6 +84,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
                 "compressor=gc.compressors.AdaComp()."
             )
+        task = task_in(cluster_resolver)
+        if task is not None:
+            rendezvous.warn_of_proxy(task)
+            rendezvous.wait_for_workers(task, waiting_times.start_timeout())
         try:
             with tf_private_files.coordinating(heartbeat_timeout):
                 super().__init__(cluster_resolver, communication_options)

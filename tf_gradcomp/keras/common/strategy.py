@@ -64,6 +64,8 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         ValueError: If TF_CONFIG, `compressor`, `heartbeat_timeout` or `stall_after` is not valid,
             or `policy` is given without `compressor`.
         RuntimeError: If TensorFlow is already running, with several workers.
+        TimeoutError: If a worker has not started within the number of seconds in the environment
+            variable GRADCOMP_START_TIMEOUT, or within an hour.
         WorkersDisagreeError: If workers have different versions or settings.
     """
 
