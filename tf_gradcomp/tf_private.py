@@ -40,7 +40,8 @@ class ForwardingOps(tf.distribute.CrossDeviceOps):
 
     Attributes:
         forward_to: The ops in whose place `install` put these. Under a strategy that got these
-            from the program, `tf.distribute.ReductionToOneDevice`.
+            from the program, `tf.distribute.ReductionToOneDevice`: TensorFlow's collectives within
+            one process fail in the first call of a function that creates variables.
     """
 
     def __init__(self) -> None:
@@ -84,10 +85,7 @@ def installed_ops(strategy: tf.distribute.Strategy) -> Any:
 def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
     """The ops of TensorFlow that reduce under a strategy; None for strategies without any."""
     ops = installed_ops(strategy)
-    if not isinstance(ops, ForwardingOps):
-        return ops
-    in_collectives = isinstance(ops.forward_to, _cross_device_ops.CollectiveAllReduce)
-    return ops.forward_to if in_collectives else strategy.extended._collective_ops
+    return ops.forward_to if isinstance(ops, ForwardingOps) else ops
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:

@@ -111,8 +111,7 @@ def main(kind):
         by_fit = findings(model)
 
     with strategy.scope():
-        looped, optimizer = network(), keras.optimizers.SGD(0.1)
-        optimizer.build(looped.trainable_variables)
+        looped, optimizer = network(), keras.optimizers.SGD(0.1)  # built by its first step
 
     @tf.function
     def step(apply):
