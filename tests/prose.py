@@ -1,4 +1,4 @@
-"""Checks prose that ruff does not: docstrings, words, cells of tables, and subjects of commits.
+"""Checks prose that ruff does not: sentences, cells of tables, and subjects of commits.
 
     python tests/prose.py
 
@@ -14,20 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup.py")
-# A docstring begins with a verb or a plain noun.
-NOT_FIRST = {"How", "Of", "That", "Those", "What", "Whether", "Which", "Who"}
 LONGEST_SENTENCE = 30  # words, in a docstring
-# Words that readers whose first language is not English look up, with the words to use instead.
-UNUSUAL = {
-    r"anew\b": "again",
-    r"lest\b": "so that ... not",
-    r"meanwhile": "during that time",
-    r"one's own": "custom",
-    r"(?:go|goes|gone|went) on(?=[.,;:)]| (?:after|as|from|in|until|when|where|with|without)\b)": (
-        "continue or resume"
-    ),
-}
-NATIVE = ("custom_ops",)
 PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
 PAGES_TO_DO = (
@@ -57,14 +44,6 @@ def docstrings() -> Iterator[tuple[str, str]]:
                 yield place(file, node.body[0].lineno), text
 
 
-def first_words() -> Iterator[str]:
-    """Yields the docstrings that begin with a word of `NOT_FIRST`."""
-    for where, text in docstrings():
-        first, _, rest = text.partition(" ")
-        if first in NOT_FIRST:
-            yield f"{where}: begin with a verb or a noun: {first} {rest[:50]}"
-
-
 def long_sentences() -> Iterator[str]:
     """Yields the sentences of docstrings that have more than `LONGEST_SENTENCE` words."""
     for where, text in docstrings():
@@ -80,19 +59,6 @@ def long_sentences() -> Iterator[str]:
 def is_command(line: str) -> bool:
     """Returns whether a docstring's line is a command, a row of a table, or Click's `\\b`."""
     return line.strip() == "\b" or line.startswith(("    ", "|", "gradcomp ", "python"))
-
-
-def unusual_words() -> Iterator[str]:
-    """Yields the lines with a word of `UNUSUAL`."""
-    pages = [file for file in files(PAGES, ".md") if file.name != "CHANGELOG.md"]
-    native = [file for suffix in (".cc", ".cu", ".h") for file in files(NATIVE, suffix)]
-    for file in [*files(CODE, ".py"), *pages, *native]:
-        if file == Path(__file__).resolve():
-            continue
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            for word, instead in UNUSUAL.items():
-                if found := re.search(rf"\b(?:{word})", line, flags=re.I):
-                    yield f"{place(file, number)}: {found[0]}: say {instead}"
 
 
 def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
@@ -150,7 +116,7 @@ def git(*arguments: str) -> str | None:
 
 def main() -> int:
     """Prints all faults; returns the exit code."""
-    faults = [*first_words(), *long_sentences(), *unusual_words()]
+    faults = list(long_sentences())
     faults += [*long_cells(), *long_subjects(), *done()]
     print("\n".join(faults or ["prose: no faults"]))
     return bool(faults)

@@ -239,7 +239,6 @@ def test_fewer_bytes_in_the_table_equal_the_verdict():
         (":without_a_seed", [], "takes no seed; expected a function of batch_size and seed"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
         ("", ["-c", "auto"], "'auto' chooses by the network, but a simulation has no network"),
-        ("", ["--local-steps", "auto"], "'auto' measures a network, but a simulation has none"),
         ("", ["--gossip", "ring"], "give --local-steps 1 or more"),
         (
             "",

@@ -139,30 +139,6 @@ def test_workers_with_schedules_of_one_name_disagree_unless_these_are_equal(jobs
         assert "local_steps' steps: worker 0 has 'unlike.<locals>.later, which" in job["unlike"]
 
 
-@pytest.mark.parametrize("method", ["top_k(density=0.1)", "no_compression", "cast"])
-def test_workers_of_different_speed_take_the_rounds_that_the_slow_one_needs(jobs, method):
-    first, second = (job["by_clock"][method] for job in jobs)
-    # Exchanges may take a fourth of the time. The slow worker has exchanges of 8 seconds, so 24
-    # seconds of steps, which are 4 steps of 6. The fast one alone would take 60 steps and more.
-    lengths = [1, 1, 1, *2 * [2], *4 * [4], *4 * [4]]
-    assert first["lengths"] == second["lengths"] == lengths
-    assert first["rounds"] == first["exchanges"] == 6
-    assert first["values"] == second["values"]
-    assert first["traces"] == 1
-
-
-def test_workers_agree_on_the_rounds_for_any_measurements(jobs):
-    first, second = (job["by_time"] for job in jobs)
-    assert first["lengths"] == second["lengths"]
-    assert set(first["lengths"]) <= {1, 2, 4}
-    assert first["exchanges"] == second["exchanges"]
-    assert first["values"] == second["values"]
-    for resumed in (first["resumed"], second["resumed"]):
-        assert resumed["steps_per_round"] == 1  # times are of a job, and not of its checkpoint
-        assert resumed["values"] == first["resumed"]["values"]
-        assert resumed["exchanges"] == first["exchanges"] + 2
-
-
 def test_rounds_keep_as_many_copies_as_the_page_on_memory_says(jobs):
     for job in jobs:
         without, average, with_momentum = job["created"]

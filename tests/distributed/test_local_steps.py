@@ -309,17 +309,6 @@ def test_settings_are_checked():
     for steps in ([], [(1, 4)], [(0, 4), (0, 8)], [(0, 0)], [3], "often"):
         with pytest.raises(ValueError, match=r"or a list of \(step, number\)"):
             gc.LocalSteps(steps)
-    for limits in ({"at_most": 8}, {"exchange_share": 0.2}):
-        with pytest.raises(ValueError, match='are limits of steps="auto"'):
-            gc.LocalSteps(4, **limits)
-    for at_most in (0, 2.5, True):
-        with pytest.raises(ValueError, match="expected a whole number as at_most"):
-            gc.LocalSteps("auto", at_most=at_most)
-    for share in (0.0, 1.0, 10, "a tenth"):
-        with pytest.raises(ValueError, match="expected an exchange_share between 0 and 1"):
-            gc.LocalSteps("auto", exchange_share=share)
-    with pytest.raises(ValueError, match="exchanges parts of them; give a number of steps"):
-        gc.LocalSteps("auto", fragments=2)
     with pytest.raises(ValueError, match="expected a whole number of fragments"):
         gc.LocalSteps(2, fragments=0)
     with pytest.raises(ValueError, match="residual_decay between 0 and 1"):
@@ -340,10 +329,6 @@ def test_unsupported_settings_of_local_steps_are_refused():
     ranks = types.SimpleNamespace(by_strategy=False)
     with pytest.raises(ValueError, match="Horovod's ranks cannot take them"):
         check_can_be_local(keras.optimizers.SGD(), ranks, None)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="local_steps='auto' measures a network"):
-        gc.simulation.Learners(model, 2, local_steps="auto")
     with pytest.raises(ValueError, match="'lgc' learns from the gradients of each step"):
         gc.CompressedOptimizer(keras.optimizers.SGD(), "lgc", local_steps=2)
 
@@ -373,7 +358,4 @@ def test_config_is_that_of_the_settings():
     assert again.outer_optimizer.momentum == 0.9
     schedule = gc.LocalSteps([(0, 1), (100, 8)])
     assert gc.LocalSteps.of(schedule.get_config()).get_config() == schedule.get_config()
-    auto = gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps="auto")
-    settings = gc.CompressedOptimizer.from_config(auto.get_config()).local_steps
-    assert (settings.steps, settings.at_most, settings.exchange_share) == ("auto", 64, 0.1)
     assert "local_steps" not in gc.CompressedOptimizer(keras.optimizers.SGD()).get_config()

@@ -65,12 +65,11 @@ class Measuring:
             numbers: Sequence[int],
             gradients: Sequence[Gradients],
             updates: tf.Tensor | None,
-            votes: tf.Tensor | None = None,
         ) -> StepResult:
             own, seconds = self._before(gradients[0])
-            result = take_step(setup, communicators, numbers, [own], updates, votes=votes)
+            result = take_step(setup, communicators, numbers, [own], updates)
             summed = self._after(result.gradients, seconds)
-            return StepResult(summed, result.finite, result.sent, result.votes)
+            return StepResult(summed, result.finite, result.sent)
 
         return timed
 

@@ -38,15 +38,6 @@ OUTER = {
 }
 
 
-class _Steps(click.IntRange):
-    """A number of local steps; refuses "auto", which needs a network."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            self.fail("'auto' measures a network, but a simulation has none; give a number.")
-        return super().convert(value, param, ctx)
-
-
 @dataclasses.dataclass(frozen=True)
 class Simulated:
     """One simulated training."""
@@ -92,7 +83,7 @@ class Simulated:
     "--local-steps",
     multiple=True,
     default=[0],
-    type=_Steps(min=0),
+    type=click.IntRange(min=0),
     help="Number of steps that learners take on their own weights between two exchanges, as with "
     "CompressedOptimizer(local_steps=...); 0 exchanges in each step. Repeat the option to compare "
     "several numbers.",

@@ -167,7 +167,6 @@ class GradientExchange(tf.Module):
         gradients: Gradients,
         variables: Sequence[Any],
         inner: InnerOptimizer | None = None,
-        votes: tf.Tensor | None = None,
     ) -> StepResult:
         """Takes the calling replica through a step; each replica calls it for the same variables.
 
@@ -175,8 +174,6 @@ class GradientExchange(tf.Module):
             gradients: One for each of `variables`, in their shapes and dtypes.
             variables: Some or all of the variables that the exchange was built for.
             inner: The optimizer that applies the sums, if its second moments may divide gradients.
-            votes: bool [votes] of this replica; the result has the logical or of all replicas'
-                votes. Only for dense gradients of several replicas.
 
         Raises:
             ValueError: If the exchange was not built for one of `variables`, if a gradient has
@@ -203,7 +200,7 @@ class GradientExchange(tf.Module):
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None
         with tf.control_dependencies([self._converted([communicator], numbers, gradients, state)]):
-            return self.take_step(setup, [communicator], numbers, [gradients], updates, votes=votes)
+            return self.take_step(setup, [communicator], numbers, [gradients], updates)
 
     def reduce_in_lockstep(
         self,

@@ -29,9 +29,6 @@ class Flags(NamedTuple):
     # a preconditioner. The payload cannot tell: a gradient may be delayed for many steps before any
     # entry is sent.
     begins: tf.Tensor | None = None
-    # bool [votes], further bits, which the exchange itself does not use; None if the caller has
-    # none.
-    votes: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +52,11 @@ class ReplicaStep:
         residuals_wait: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
         not_begun: tf.Tensor | None = None,
-        votes: tf.Tensor | None = None,
     ) -> ReplicaStep:
         """Returns the step of a replica whose gradients may be slices.
 
         `not_begun` marks the gradients that no replica has had yet; None if nobody asks which
-        gradients begin. For `votes`, see `Flags`.
+        gradients begin.
         """
         pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
         touched = [
@@ -72,7 +68,7 @@ class ReplicaStep:
         dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
         inputs = dataclasses.replace(inputs, gradients=dense)
         begins = None if not_begun is None else _begin(dense, not_begun)
-        flags = Flags(touched, begins, votes)
+        flags = Flags(touched, begins)
         return cls(inputs, flags, tf.convert_to_tensor(residuals_wait), residual_scale)
 
     def conversation(

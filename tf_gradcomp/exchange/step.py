@@ -32,8 +32,6 @@ class StepResult(NamedTuple):
     # bool scalar, equal on all replicas; if it is false, the step must be skipped.
     finite: tf.Tensor
     sent: list[Sent]  # the bytes that each of these replicas sent
-    # bool [votes], the logical or of all replicas' votes; None if there was no vote.
-    votes: tf.Tensor | None = None
 
 
 def take_step(
@@ -43,7 +41,6 @@ def take_step(
     gradients: Sequence[Gradients],
     updates: tf.Tensor | None = None,
     observe: Observe | None = None,
-    votes: tf.Tensor | None = None,
 ) -> StepResult:
     """Takes replicas through one step: the calling replica, or all replicas of a lockstep group.
 
@@ -55,13 +52,12 @@ def take_step(
         updates: The number of updates that the inner optimizer has made, if gradients are divided.
         observe: Takes the places of dense gradients and the steps of all replicas, before the
             compressor runs, and returns the steps.
-        votes: bool [votes], bits that travel with the dense gradients of each replica.
     """
     replicas = [Replica(setup, numbers, one.local_replica, one) for one in communicators]
     places = range(len(numbers))
     slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
     dense = [i for i in places if i not in slices]
-    finite, votes_of_any = tf.constant(True), None
+    finite = tf.constant(True)
 
     added = [one.add_residuals(slices, own) for one, own in zip(replicas, gradients, strict=True)]
     gradients, left = [own for own, _ in added], [rest for _, rest in added]
@@ -72,7 +68,7 @@ def take_step(
         finite = all_finite([sums[place] for place in slices])
     if dense:
         with contextlib.ExitStack() as on_host:
-            steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates, votes)
+            steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
             if observe:
                 steps = observe(dense, steps)
             if takes_turns(setup.compressor):
@@ -83,7 +79,6 @@ def take_step(
                 _note_delayed(setup.compressor, replicas, dense, steps)
         exchanged, flags = zip(*results, strict=True)
         finite = _restore(dense, gradients[0], exchanged[0], flags[0].touched, sums)
-        votes_of_any = flags[0].votes
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
         for replica, own, of_one in zip(replicas, exchanged, more, strict=True):
             replica.count(dense, of_one, own.tensor_bytes)
@@ -95,7 +90,7 @@ def take_step(
     with tf.control_dependencies([finite]):  # not earlier: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)
-    return StepResult(sums, finite, sent, votes_of_any)
+    return StepResult(sums, finite, sent)
 
 
 def count_skip(skipped_steps: tf.Variable, finite: tf.Tensor) -> None:
@@ -169,7 +164,6 @@ def _replica_steps(
     gradients: Sequence[Gradients],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
-    votes: tf.Tensor | None,
 ) -> list[ReplicaStep]:
     """Returns the inputs of the compressor for each replica, with its state on the host."""
     setup = replicas[0].setup
@@ -177,7 +171,7 @@ def _replica_steps(
     for replica, own in zip(replicas, gradients, strict=True):
         handles = on_host.enter_context(OnHost(replica.state(places), setup.on_gpu))
         given = [own[place] for place in places]
-        steps.append(_replica_step(replica, places, given, handles, finite, updates, votes))
+        steps.append(_replica_step(replica, places, given, handles, finite, updates))
         if setup.variables.ahead:
             replica.communicator.ahead = replica.local(setup.variables.ahead.words)
     return steps
@@ -216,7 +210,6 @@ def _replica_step(
     handles: dict[str, list[tf.Tensor]],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
-    votes: tf.Tensor | None,
 ) -> ReplicaStep:
     """Returns a replica's inputs to the exchange of dense gradients."""
     setup, communicator = replica.setup, replica.communicator
@@ -245,7 +238,6 @@ def _replica_step(
         residuals_wait=replica.residuals_wait(places),
         residual_scale=replica.residual_scale,
         not_begun=not_yet,
-        votes=votes,
     )
 
 

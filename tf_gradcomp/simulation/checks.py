@@ -9,9 +9,6 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.common.gossip import settings_of
-from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.round_lengths import AUTO
 from tf_gradcomp.keras.common.version import keras
 
 
@@ -56,17 +53,6 @@ def checked_method(
             "network; name a method, such as 'adacomp'."
         )
     return compressor
-
-
-def checked_local_steps(given: Any) -> LocalSteps | None:
-    """Returns the settings of local steps; refuses rounds whose length the network decides."""
-    settings = settings_of(given)
-    if settings and settings.steps == AUTO:
-        raise ValueError(
-            "Learners: local_steps='auto' measures a network, but a simulation has none; give a "
-            "number of steps, such as the steps_per_round that CompressionMonitor logs in a job."
-        )
-    return settings
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.gossip import method_for_gradients
+from tf_gradcomp.keras.common.gossip import method_for_gradients, settings_of
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
@@ -60,7 +60,7 @@ class Learners:
         precondition: As for `gc.CompressedOptimizer`.
         graph: Whether the exchange of a step is traced, and then runs as a graph. This saves time
             over many steps with few learners; tracing takes longer with more learners.
-        local_steps: As for `gc.CompressedOptimizer`, but not `"auto"`.
+        local_steps: As for `gc.CompressedOptimizer`.
 
     Raises:
         TypeError: If `policy` is not a `gc.Policy`.
@@ -98,7 +98,7 @@ class Learners:
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
-        settings = checks.checked_local_steps(local_steps)
+        settings = settings_of(local_steps)
         method = method_for_gradients(settings, checks.checked_method(compressors.get(compressor)))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)

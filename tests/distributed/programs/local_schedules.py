@@ -24,7 +24,6 @@ OUTERS = {
 LATER = {
     "longer": lambda: gc.LocalSteps(5),
     "warm-up": lambda: gc.LocalSteps(3, warmup_steps=100),
-    "auto": lambda: gc.LocalSteps("auto", at_most=4),
 }
 
 

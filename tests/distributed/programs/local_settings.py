@@ -2,8 +2,6 @@
 
 import functools
 import os
-import tempfile
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -15,7 +13,6 @@ from local_training import RATE, Trained, gradients, strategy
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, exchange_of, report, values
-from tf_gradcomp.keras.common import round_times
 
 CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
 
@@ -93,63 +90,6 @@ def unlike():
     return None
 
 
-class Clock:
-    """The times of a fast worker, which waits in each exchange, and of a slow one."""
-
-    step, exchange = [(1.0, 20.0), (6.0, 8.0)][RANK]
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def after(self, tensors):
-        with tf.control_dependencies(tensors):
-            return tf.ensure_shape(tf.numpy_function(self._read, [], tf.float64), [])
-
-    def _read(self):
-        self.now += self.exchange
-        return self.now
-
-
-def by_clock():
-    """Rounds by known times, which travel with gathers and with sums of either width."""
-    return {m: _by_clock(m) for m in ("top_k(density=0.1)", "no_compression", "cast")}
-
-
-def _by_clock(method):
-    clock, real = Clock(), round_times.time_after
-    round_times.time_after = clock.after
-    trained = Trained(method, lambda: gc.LocalSteps("auto", exchange_share=0.25))
-    lengths = []
-    for step in gradients(13):
-        clock.now += clock.step - clock.exchange  # each reading of the clock takes an exchange
-        trained.on([step])
-        lengths.append(trained.seen()["steps_per_round"])
-    round_times.time_after = real
-    traces = trained.step.experimental_get_tracing_count()
-    return {**trained.seen(), "lengths": lengths, "traces": traces}
-
-
-def by_time():
-    """Rounds by real times, with a slow worker; then two steps from a checkpoint."""
-    make = lambda: gc.LocalSteps("auto", nesterov(), at_most=4)  # noqa: E731
-    trained, resumed = (Trained("no_compression", make) for _ in range(2))
-    lengths = []
-    for number, step in enumerate(gradients(40)):
-        time.sleep(0.002 * RANK)
-        trained.on([step])
-        lengths.append(trained.seen()["steps_per_round"])
-        if number == 29:
-            trained.optimizer.synchronize()
-    trained.optimizer.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        resumed.checkpoint().read(trained.checkpoint().write(f"{folder}/of"))
-    return {
-        **trained.seen(),
-        "lengths": lengths,
-        "resumed": resumed.on(gradients(2, seed=4)).seen(),
-    }
-
-
 def nesterov():
     return keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
 
@@ -220,6 +160,6 @@ def float16_data():
 if __name__ == "__main__":
     checks = (
         *(clipped, scaled, accumulates, overflows, scheduled, unlike),
-        *(by_clock, by_time, created, statistics, in_float16),
+        *(created, statistics, in_float16),
     )
     report({check.__name__: check() for check in checks})

@@ -44,7 +44,8 @@ class CompressedAllReduce(tf_private.ForwardingOps):
     unchanged, such as metrics, statistics of synchronized `BatchNormalization`, and what a program
     passes to `all_reduce`.
 
-    `MirroredStrategy` allows no collectives in a branch, so methods with a warm-up are refused there.
+    `MirroredStrategy` allows no collectives in a branch, so methods with a warm-up are refused
+    there.
 
     There is one exchange, with residuals of its own, for each set of variables that an optimizer or
     a loop trains. If a replica's gradient is not finite, the step is skipped: the sums are zeros.

@@ -10,7 +10,7 @@ from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.keras.common.gossip_graphs import GRAPHS, degree
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.round_lengths import AUTO, Schedule
+from tf_gradcomp.keras.common.round_lengths import Schedule
 
 _DEFAULT_METHOD = "adacomp"  # of CompressedOptimizer
 
@@ -69,10 +69,6 @@ class Gossip(LocalSteps):
         if rank is not None and not is_whole_number(rank, 1, 2**31):
             raise ValueError(
                 f"Gossip: expected a whole number as rank, at least 1, or None; received {rank!r}."
-            )
-        if steps == AUTO:
-            raise ValueError(
-                'Gossip: steps="auto" needs a vote of all workers; give a number or a schedule.'
             )
         if not 0 < diffusion < 2:
             raise ValueError(

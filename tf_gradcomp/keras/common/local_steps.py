@@ -12,7 +12,6 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.round_lengths import (
-    AUTO,
     Schedule,
     checked_schedule,
     config_of_schedule,
@@ -20,7 +19,6 @@ from tf_gradcomp.keras.common.round_lengths import (
 )
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
 
-_AT_MOST, _EXCHANGE_SHARE = 64, 0.1  # with "auto"
 _REMEDY = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3."
 
 
@@ -36,17 +34,13 @@ class LocalSteps:
         steps: The number of steps in a round. Or a schedule: a list of `(step, number)`. At its
             beginning, a round takes the number of the last pair whose step has been reached, such
             as in `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns
-            the number. All workers must have the same function. Or `"auto"`: the workers measure
-            their steps and exchanges, and choose.
+            the number. All workers must have the same function.
         outer: A Keras optimizer that updates the common weights, its config or its name. None
             subtracts the mean, so that the common weights become the mean of the workers' weights.
         warmup_steps: The number of synchronous first steps: the compressor exchanges gradients in
             each of them.
         residual_decay: The factor of the residual at the start of each exchange. With 1, nothing is
             lost; below 1, entries that are delayed for many rounds fade.
-        at_most: With `"auto"`, the largest number of steps in a round; by default 64.
-        exchange_share: With `"auto"`, the largest share of the time that exchanges may take, if
-            `at_most` allows that; by default 0.1.
         fragments: The number of parts of about equal size into which the variables are divided.
             Each part is exchanged once in `steps` steps, and the parts take turns at equal
             intervals. An exchange therefore sends `fragments` times fewer bytes. A variable is
@@ -54,8 +48,7 @@ class LocalSteps:
 
     Raises:
         TypeError: If `outer` is not an optimizer.
-        ValueError: If a number is out of its range or has no meaning without `"auto"`, or `outer`
-            cannot be an outer optimizer.
+        ValueError: If a number is out of its range, or `outer` cannot be an outer optimizer.
     """
 
     def __init__(
@@ -64,8 +57,6 @@ class LocalSteps:
         outer: Any = None,
         warmup_steps: int = 0,
         residual_decay: float = 1.0,
-        at_most: int | None = None,
-        exchange_share: float | None = None,
         fragments: int = 1,
     ) -> None:
         if not is_whole_number(warmup_steps, 0, 2**62):
@@ -88,36 +79,6 @@ class LocalSteps:
         self.warmup_steps = int(warmup_steps)
         self.residual_decay = float(residual_decay)
         self.fragments = int(fragments)
-        self.at_most, self.exchange_share = self._checked_limits(at_most, exchange_share)
-
-    def _checked_limits(
-        self, at_most: int | None, exchange_share: float | None
-    ) -> tuple[int | None, float | None]:
-        """Returns the limits of "auto", with its defaults; raises ValueError if invalid."""
-        if self.steps != AUTO:
-            if at_most is not None or exchange_share is not None:
-                raise ValueError(
-                    'LocalSteps: at_most and exchange_share are limits of steps="auto"; received '
-                    f"steps={self.steps!r}, at_most={at_most!r}, exchange_share={exchange_share!r}."
-                )
-            return None, None
-        if self.fragments > 1:
-            raise ValueError(
-                'LocalSteps: steps="auto" measures exchanges of all variables, and fragments='
-                f"{self.fragments} exchanges parts of them; give a number of steps or a schedule."
-            )
-        at_most = _AT_MOST if at_most is None else at_most
-        exchange_share = _EXCHANGE_SHARE if exchange_share is None else exchange_share
-        if not is_whole_number(at_most, 1, 2**31):
-            raise ValueError(
-                f"LocalSteps: expected a whole number as at_most, at least 1; received {at_most!r}."
-            )
-        if not isinstance(exchange_share, float) or not 0 < exchange_share < 1:
-            raise ValueError(
-                "LocalSteps: expected an exchange_share between 0 and 1, such as 0.1; received "
-                f"{exchange_share!r}."
-            )
-        return int(at_most), exchange_share
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config, for `LocalSteps.of`."""
@@ -126,8 +87,6 @@ class LocalSteps:
             "outer": None if self.outer is None else keras.optimizers.serialize(self.outer),
             "warmup_steps": self.warmup_steps,
             "residual_decay": self.residual_decay,
-            "at_most": self.at_most,
-            "exchange_share": self.exchange_share,
             "fragments": self.fragments,
         }
 

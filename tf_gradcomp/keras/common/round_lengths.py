@@ -1,11 +1,11 @@
-"""The number of steps in a round of local steps: constant, scheduled, or chosen by workers."""
+"""The number of steps in a round of local steps: constant or scheduled."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -13,14 +13,12 @@ import tensorflow as tf
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.keras.common.version import keras
 
-AUTO = "auto"
-Schedule: TypeAlias = Literal["auto"] | int | Sequence[Sequence[int]] | Callable[[int], int]
+Schedule: TypeAlias = int | Sequence[Sequence[int]] | Callable[[int], int]
 
 _COMPARED = (*range(1000), *range(1000, 100_000, 100))  # steps at which functions must agree
 _EXPECTED = (
     "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number) that "
-    "starts at step 0, with steps ascending; or a function of the step; or 'auto'. "
-    "Received "
+    "starts at step 0, with steps ascending; or a function of the step. Received "
 )
 
 
@@ -32,7 +30,7 @@ def checked_schedule(steps: Any) -> Schedule:
     """
     if isinstance(steps, Mapping):
         steps = keras.saving.deserialize_keras_object(dict(steps))
-    if callable(steps) or (isinstance(steps, str) and steps == AUTO):
+    if callable(steps):
         return steps
     if is_whole_number(steps, 1, 2**31):
         return int(steps)
@@ -79,7 +77,7 @@ def length_at(schedule: Schedule, step: tf.Tensor) -> tf.Tensor:
     """Returns the number of steps of a round that begins now.
 
     Args:
-        schedule: As `checked_schedule` returns it; not "auto".
+        schedule: As `checked_schedule` returns it.
         step: int64 scalar, the steps of training so far.
     """
     if callable(schedule):

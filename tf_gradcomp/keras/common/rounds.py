@@ -19,7 +19,7 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradi
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
-from tf_gradcomp.exchange.step import StepResult, count_skip
+from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
@@ -35,7 +35,6 @@ from tf_gradcomp.keras.common.pseudo_gradients import (
 )
 from tf_gradcomp.keras.common.residual_units import ResidualUnits, forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
-from tf_gradcomp.keras.common.round_times import RoundTimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +105,6 @@ class Rounds:
         self._variables = [variables[i] for i in places]
         with tf.init_scope():
             self._own = self._group.create(lambda: self._new_variables(variables, places))
-            self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self.exchanges = RareExchanges(self._local(exchange.step))
         self._equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models, since the latest step
@@ -220,8 +218,6 @@ class Rounds:
         tf.cond(self._of_weights, lambda: None, lambda: forget_earlier_gradients(self._exchange))
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
-        if self._times:
-            self._times.end_step(finite)
         self._end_due(position)
         return finite
 
@@ -229,9 +225,7 @@ class Rounds:
         """Sets the number of steps of a cycle that begins now."""
         length, steps = self._local(self._own.length), self._settings.steps
         now = self._steps_of_training()
-        if self._times:
-            new = tf.where(begins, self._times.length, length)
-        elif callable(steps):  # the program's function is called only for new cycles
+        if callable(steps):  # the program's function is called only for new cycles
             new = tf.cond(begins, lambda: length_at(steps, now), length.read_value)
         else:
             new = tf.where(begins, length_at(steps, now), length)
@@ -258,7 +252,7 @@ class Rounds:
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._reset_overflowed_slots)
         decay(fragment.residuals, self._settings)
-        exchange = functools.partial(self._exchange_shares, variables=fragment.variables)
+        exchange = functools.partial(self._exchange.reduce, variables=fragment.variables)
         means, finite, *_ = self._group.each_replica(exchange, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
         with tf.control_dependencies([finite]):
@@ -293,12 +287,6 @@ class Rounds:
         """Resets momentum that has overflowed, so that a worker can return to finite weights."""
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
-
-    def _exchange_shares(self, shares: list[Any], variables: Sequence[Any]) -> StepResult:
-        def reduce(votes: tf.Tensor | None = None) -> StepResult:
-            return self._exchange.reduce(shares, variables, votes=votes)
-
-        return self._times.measured(reduce, shares) if self._times else reduce()
 
     def _finish_on_all(self, number: int) -> None:
         fragment = self._own.fragments[number]
@@ -349,8 +337,6 @@ class Rounds:
             equality.average(self._replicas, [fragment.drift for fragment in self._own.fragments])
             since.assign(0)
             self._equal.clear()
-            if self._times:
-                self._times.pause()
         else:  # without a step, only models that are new here
             models = [m for m in models if self._has_others(m) and m not in self._equal]
         for model in models:
@@ -383,8 +369,6 @@ class Rounds:
         self._local(self._own.position).assign(0)
         for fragment in self._own.fragments:
             fragment.steps.assign(0)
-        if self._times:
-            self._times.pause()
 
     def apply_residuals(self) -> None:
         """Applies the residuals of a larger job to the weights of a job's only replica."""

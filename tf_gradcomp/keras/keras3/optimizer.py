@@ -75,9 +75,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             under a strategy. `"mean"` is for a loss that is a mean over the rows of its replica, as
             in programs for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
         local_steps: The number of steps that each worker takes on its own weights before the
-            workers exchange the changes of their weights; `"auto"`, which lets the workers choose
-            the number; or a `gc.LocalSteps` or `gc.Gossip` with further settings. None: the workers
-            exchange gradients in each step. See docs/local_steps.md.
+            workers exchange the changes of their weights; or a `gc.LocalSteps` or `gc.Gossip` with
+            further settings. None: the workers exchange gradients in each step. See
+            docs/local_steps.md.
 
     Raises:
         ImportError: If Horovod is requested, but not installed.
