@@ -10,6 +10,7 @@ from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.protocols import GathersSlices
 from tf_gradcomp.compressors.requests import AllGather, AllReduce
 from tf_gradcomp.exchange.metadata import checked
+from tf_gradcomp.groups.slices import sum_of_slices
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -76,7 +77,7 @@ def stays_sparse(
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor, dtype: tf.DType
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Gathers and concatenates the slices of all replicas.
+    """Sums the slices of all replicas: gathers them, and adds up those of equal lookups.
 
     Args:
         slices: One for each table.
@@ -99,12 +100,8 @@ def sum_slices(
     rows = checked(rows[:, 1:], rows[:, 0], tf.fill([replicas], tag))
     each = [_unpacked(rows[replica], slices, dtype) for replica in range(replicas)]
     sums = [
-        tf.IndexedSlices(
-            tf.concat([part.values for part in parts], 0),
-            tf.concat([part.indices for part in parts], 0),
-            parts[0].dense_shape,
-        )
-        for parts in zip(*each, strict=True)
+        sum_of_slices(parts, local)
+        for parts, local in zip(zip(*each, strict=True), slices, strict=True)
     ]
     tensor_bytes = [
         4 * tf.size(one.indices, tf.int64) + dtype.size * tf.size(one.values, tf.int64)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodCommunicator, HorovodGroup
+from tf_gradcomp.groups.slices import sum_of_concatenated
 
 # Horovod refuses a second set of the same ranks.
 _sets: dict[tuple[int, ...], Any] = {}
@@ -48,7 +49,7 @@ class _BetweenHosts(HorovodCommunicator):
     def sums_of_replica(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns sums over the ranks of this host; slices are concatenated."""
+        """Returns sums over the ranks of this host."""
         if len(self._local.ranks) == 1:
             return list(gradients)
         return [self._sum_of_host(gradient) for gradient in gradients]
@@ -62,7 +63,8 @@ class _BetweenHosts(HorovodCommunicator):
             for part in (tf.cast(gradient.values, tf.float32), gradient.indices)
         )
         values = tf.cast(values, gradient.values.dtype)
-        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+        slices = tf.IndexedSlices(values, indices, gradient.dense_shape)
+        return sum_of_concatenated(slices, len(self._local.ranks), gradient)
 
 
 class HorovodHosts(HorovodGroup):

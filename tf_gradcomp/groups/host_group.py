@@ -11,6 +11,7 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.groups.communicator import CollectiveCommunicator, Communicator
 from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.slices import sum_of_slices
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 
@@ -85,12 +86,8 @@ class HostGroup(StrategyGroup):
 
 
 def _total(parts: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
-    """The sum of gradients of one form and dtype; slices are concatenated."""
+    """The sum of gradients of one form and dtype."""
     if not isinstance(parts[0], tf.IndexedSlices):
         wide = tf.add_n([tf.cast(part, tf.float32) for part in parts])
         return tf.cast(wide, parts[0].dtype)
-    return tf.IndexedSlices(
-        tf.concat([part.values for part in parts], 0),
-        tf.concat([part.indices for part in parts], 0),
-        parts[0].dense_shape,
-    )
+    return sum_of_slices(parts, parts[0])

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.replacing import report_no_effect
+from tf_gradcomp.groups.slices import sum_of_concatenated
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.compressed_all_reduce import (
     CompressedAllReduce,
@@ -97,6 +99,20 @@ def ops_for_gradients(
     exchange = ops.gradient_exchange(trained)
     check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, exchange.group.size)
     return ops
+
+
+def with_equal_lookups_summed(pairs: Sequence[tuple[Any, Any]], reduced: Any) -> Any:
+    """Returns what TensorFlow has reduced; TensorFlow only concatenates slices."""
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+    if not isinstance(strategy, CheckedStrategy) or replicas == 1 or tf_private.in_xla():
+        return reduced
+    return [
+        (sum_of_concatenated(total, replicas, local), variable)
+        if isinstance(total, tf.IndexedSlices)
+        else (total, variable)
+        for (local, _), (total, variable) in zip(pairs, reduced, strict=True)
+    ]
 
 
 def check_trains(model: keras.Model) -> None:

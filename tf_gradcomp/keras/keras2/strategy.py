@@ -28,7 +28,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
     gradients, variables = zip(*pairs, strict=True)
     ops = common.ops_for_gradients(optimizer, pairs, variables)
     if ops is None:
-        return original(optimizer, pairs)
+        return common.with_equal_lookups_summed(pairs, original(optimizer, pairs))
     # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
     totals = ops.reduction(gradients, variables, variables, if_skipped)()

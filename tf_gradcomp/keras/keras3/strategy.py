@@ -48,7 +48,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
         )
     ops = common.ops_for_gradients(optimizer, pairs, trained)
     if ops is None:
-        return original(optimizer, pairs)
+        return common.with_equal_lookups_summed(pairs, original(optimizer, pairs))
     gradients, variables = zip(*pairs, strict=True)
     totals = ops.reduction(gradients, variables, trained)()
     return list(zip(with_missing(gradients, totals), variables, strict=True))
