@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.optimizer.cases import OPTIMIZERS, copy_of, label
-from tests.replicas import collective, copies, mirrored, stepper
+from tests.replicas import collective, copies, mirrored, names_without_turns, stepper
 from tf_gradcomp.exchange.sparse import check_rows
 from tf_gradcomp.policy import GradientSpec
 
@@ -158,6 +158,16 @@ def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, rep
     job.step([[np.ones((1, WIDTH), "float32"), row]] * replicas)
     moved = np.flatnonzero((job.table.numpy() != before).any(1))
     np.testing.assert_array_equal(inner.rows, np.union1d(moved, row))
+
+
+@pytest.mark.parametrize("method", names_without_turns())
+def test_rows_that_never_have_a_gradient_stay(method):
+    job = Job(2, keras.optimizers.Adam(0.01), method)
+    start = job.table.numpy()[ROWS // 2 :]
+    for number in range(4):
+        job.step(slices_at(number, 2))
+    moved = (job.table.numpy()[ROWS // 2 :] != start).any()
+    assert moved == (method in ("qsgd", "sign_sgd"))  # as their docstrings say: no level is at 0
 
 
 @pytest.mark.parametrize("compressor", ["adacomp", "no_compression"])

@@ -47,7 +47,9 @@ class QSGD(Plannable):
 
     Use it if every element must be sent in every step, and you have measured the cost of rounding:
     on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4 bits
-    behind after 600 steps. QSGD reads gradient and residual twice.
+    behind after 600 steps. QSGD reads gradient and residual twice. No level is at 0, because that
+    would make the units of a bucket larger. Rows of a table that never have a gradient therefore
+    move a little, up and down, in buckets with other rows.
 
     Args:
         bits: For each element, 2 to 8, for all layer kinds but vectors (biases, normalization),

@@ -24,7 +24,8 @@ class SignSGD(Compressor):
 
     Use it as the one-bit baseline: it was 1.1 points behind dense on digits, and 0.7 to 0.8 bits on
     a character LSTM after 600 steps. SignSGD reads gradient and residual twice. Without a residual,
-    signs need not converge, so this method always keeps one.
+    signs need not converge, so this method always keeps one. A bit has no room for 0, so rows of a
+    table that never have a gradient move by the mean magnitude, up and down.
 
     Args:
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
