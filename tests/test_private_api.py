@@ -44,6 +44,7 @@ from tf_gradcomp.keras.keras3 import keras_private, patches
 from tf_gradcomp.keras.keras3.hooks import files as on_files
 from tf_gradcomp.keras.keras3.hooks import optimizers as on_optimizers
 from tf_gradcomp.keras.keras3.hooks import training as on_training
+from tf_gradcomp.strategy import undivided_means
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
@@ -456,7 +457,7 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
 def test_on_loss_of_one_number(monkeypatch):
     monkeypatch.setattr(loss_module, "reduce_values", loss_module.reduce_values)
     seen = []
-    on_optimizers.on_loss_of_one_number(lambda: seen.append("one number"), lambda: None)
+    on_optimizers.on_loss_of_one_number(seen.append, lambda loss: None)
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
     x = np.ones((3, 2), "float32")
     for axis, told in ((-1, 0), (None, 1)):
@@ -536,6 +537,20 @@ def test_keep_statistics_of_empty_batches(monkeypatch):
     layer(np.zeros((0, 2), "float32"), training=True)
     assert np.array_equal(before, layer.non_trainable_variables)
     assert before[0].tolist() == [4, 4]
+
+
+def test_on_tape_gradient(monkeypatch):
+    monkeypatch.setattr(tf.GradientTape, "gradient", inspect.unwrap(tf.GradientTape.gradient))
+    monkeypatch.setattr(undivided_means, "_record", lambda *given: recorded.append(given))
+    undivided_means.on_tape_gradient()
+    recorded, variable = [], tf.Variable(2.0)
+    with tf.GradientTape(persistent=True) as tape:
+        data = tf.constant(3.0)
+        tape.watch(data)
+        loss = variable * data
+    gradients = tape.gradient(loss, [variable])
+    tape.gradient(loss, data)  # of no variable
+    assert [(target is loss, given is gradients) for target, given in recorded] == [(True, True)]
 
 
 def test_on_op_seeds(monkeypatch):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tf_gradcomp import tf_private, tf_private_data, tf_private_files, tf_private_random
-from tf_gradcomp.strategy import random_numbers
+from tf_gradcomp.strategy import random_numbers, undivided_means
 from tf_gradcomp.strategy.coordinated import save_model, write_checkpoint
 from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
 
@@ -69,6 +69,12 @@ TENSORFLOW = (
         "A tf.random.Generator from outside the scope draws the same numbers on all workers.",
         "test_on_generator_keys",
         lambda: tf_private_random.on_generator_keys(random_numbers.local_generator_key),
+    ),
+    Patch(
+        ("tensorflow.GradientTape.gradient",),
+        "Only this function knows which loss a gradient is of.",
+        "test_on_tape_gradient",
+        undivided_means.on_tape_gradient,
     ),
     Patch(
         ("tensorflow.data.Dataset.__new__",),

@@ -19,6 +19,7 @@ from tf_gradcomp.exchange.replacing import replacement_of
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.keras.common.version import keras_module
 from tf_gradcomp.policy import LayerPolicy, checked_policy
+from tf_gradcomp.strategy.undivided_means import tell_of_undivided_mean
 
 
 class _Step(NamedTuple):
@@ -125,6 +126,7 @@ class CompressedAllReduce(tf_private.ForwardingOps):
             ValueError: Outside a replica context.
             RuntimeError: In a branch, a loop or a `tf.function` within `strategy.run`.
         """
+        tell_of_undivided_mean(gradients)
         return with_missing(gradients, self.reduction(gradients, variables, variables)())
 
     def reduction(

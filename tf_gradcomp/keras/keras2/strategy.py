@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.groups.means import sums_over_replicas
+from tf_gradcomp.keras.common import losses
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import with_missing
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
@@ -31,6 +32,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
         return common.with_equal_lookups_summed(pairs, original(optimizer, pairs))
     # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
+    losses.tell_of_wrong_share(gradients, means=False)
     totals = ops.reduction(gradients, variables, variables, if_skipped)()
     return list(zip(with_missing(gradients, totals), variables, strict=True))
 

@@ -33,12 +33,12 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
     """Replaces the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_not_inside(optimizer, keras_private.applying())
     check_moments_are_its_own(optimizer)
-    losses.tell_of_wrong_share(means=False)
     strategy = tf.distribute.get_strategy()
     trained = keras_private.optimizer_variables(optimizer)
     if isinstance(strategy, CheckedStrategy):
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
     pairs = list(grads_and_vars)
+    losses.tell_of_wrong_share([gradient for gradient, _ in pairs], means=False)
     if not pairs:
         return original(optimizer, pairs)
     if compressed_all_reduce(strategy) is not None and optimizer.gradient_accumulation_steps:

@@ -83,12 +83,14 @@ def on_averages_swapped(swap: Callable[..., None]) -> None:
     replace(keras.callbacks.SwapEMAWeights, "_apply_to_ema_optimizers", hooked)
 
 
-def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None]) -> None:
-    """Has `tell()` called where a loss function returns one number, in place of one for each row.
+def on_loss_of_one_number(
+    tell: Callable[[tf.Tensor], None], otherwise: Callable[[tf.Tensor], None]
+) -> None:
+    """Has `tell(loss)` called where a loss function returns one number, not one for each row.
 
     Keras divides a mean over rows by the number of replicas, but does not divide such a number. The
     sum of the replicas' gradients is then too large by this factor. Nothing public sees it. Where
-    Keras divides, `otherwise()` is called.
+    Keras divides, `otherwise(loss)` is called.
     """
 
     def hooked(
@@ -97,8 +99,9 @@ def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None
         sample_weight: Any = None,
         reduction: str | None = "sum_over_batch_size",
     ) -> Any:
+        loss = original(values, sample_weight, reduction)
         if reduction not in (None, "none", "sum"):
-            (tell if tuple(values.shape) == () else otherwise)()
-        return original(values, sample_weight, reduction)
+            (tell if tuple(values.shape) == () else otherwise)(loss)
+        return loss
 
     replace(_loss, "reduce_values", hooked)
