@@ -68,3 +68,44 @@ def test_a_worker_may_have_an_error_again(clock):
         shown_now(quiet, 1, LOST)
         clock.now = now
         assert list(quiet.due()) == [(1, line) for line in LOST]
+
+
+TERM = "W0000 00:00:1.2   22 preemption_notifier.cc:90] SIGTERM caught at 2026-11-29T08:07"
+FRAME = '  File "fit.py", line 11, in <module>'
+GONE = (
+    "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Socket"
+)
+INTERRUPTIONS = {
+    "the interruption": [TRACEBACK, FRAME, "KeyboardInterrupt"],
+    "TensorFlow's log follows": [TRACEBACK, FRAME, "KeyboardInterrupt", TERM],
+    "an open scope": [
+        *[TRACEBACK, FRAME, "^^^^^^^^^^"],
+        *["RuntimeError: Improper nesting of variable_scope.", TERM],
+    ],
+    "in a collective": [
+        *[TRACEBACK, FRAME, "    ^^^^"],
+        "RuntimeError: pybind11::error_already_set: ORIGINAL X REPLACED BY KeyboardInterrupt: <E>",
+        *["", "At:", "  core.py(42): __init__", ""],
+    ],
+    "another worker has ended": [
+        *[TRACEBACK, FRAME, GONE, "Additional GRPC error information from remote target:"],
+    ],
+}
+ERRORS = {
+    "in the clean-up": [
+        *[TRACEBACK, FRAME, "KeyboardInterrupt", "During handling of the above exception, another"],
+        *[TRACEBACK, FRAME, "OSError: disk full"],
+    ],
+    "of the program": [TRACEBACK, FRAME, "OSError: disk full", TERM],
+    "a line of the program": [TRACEBACK, FRAME, "KeyboardInterrupt", "saved half of it"],
+}
+
+
+@pytest.mark.parametrize("name", [*INTERRUPTIONS, *ERRORS])
+def test_of_a_stopped_job_only_errors_with_another_cause_are_shown(clock, name):
+    quiet = Quiet(2)
+    quiet.stopped = True
+    lines = INTERRUPTIONS.get(name) or ERRORS[name]
+    assert shown_now(quiet, 1, lines) == []
+    shown = [(1, line) for line in lines] if name in ERRORS else []
+    assert list(quiet.due(all_ended=True)) == shown

@@ -344,6 +344,52 @@ def test_ctrl_c_reaches_the_workers(program, signum):
     assert "Traceback" not in err
 
 
+WAITS_FOR_A_SIGNAL = """
+    import signal
+
+    def save(number, frame):
+        time.sleep(1)
+        print("saved on", signal.Signals(number).name, flush=True)
+        sys.exit(0)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, save)
+    print("up", os.getpid(), flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def waiting_job(program):
+    """A job whose workers wait for a signal, and their process ids."""
+    command = [*COMMAND, "run", "-n", "2", program(WAITS_FOR_A_SIGNAL)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=ENV, start_new_session=True) as job:
+        yield job, [int(job.stdout.readline().split()[-1]) for _ in range(2)]
+        job.kill()
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGHUP"])
+def test_other_signals_are_passed_on_to_the_workers(waiting_job, name):
+    job, _ = waiting_job
+    job.send_signal(signal.Signals[name])
+    out, err = job.communicate(timeout=300)
+    lines = [f"[worker {index}] saved on {name}" for index in (0, 1)]
+    assert (job.returncode, sorted(out.splitlines()), err) == (0, lines, "")
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_scheduler_may_signal_all_processes_of_a_job(waiting_job, name):
+    job, workers = waiting_job
+    for pid in (*workers, job.pid):
+        os.kill(pid, signal.Signals[name])
+    out, err = job.communicate(timeout=300)
+    assert job.returncode == (143 if name == "SIGTERM" else 0)
+    assert len(out.splitlines()) == (0 if name == "SIGTERM" else 2)
+    assert "Traceback" not in err
+
+
 def test_after_ctrl_c_an_error_in_the_clean_up_is_shown(program):
     path = program("""
         try:

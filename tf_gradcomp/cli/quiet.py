@@ -9,7 +9,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tf_gradcomp.launch.result import LOG, TRACEBACK, same_but_for_numbers
+from tf_gradcomp.launch.result import (
+    LOG,
+    LOST_OTHERS,
+    TRACEBACK,
+    is_message,
+    same_but_for_numbers,
+)
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows everything, 1 hides information
 # TensorFlow's information, and its harmless warnings and errors. Lines from before it has read the
@@ -25,6 +31,10 @@ _NOISE = re.compile(
 )
 _INTERRUPTED = re.compile(
     r"KeyboardInterrupt$|Process \S+:$|During handling of the above exception"
+)
+# Errors of TensorFlow where an interruption has come at an unlucky time.
+_BY_INTERRUPTION = re.compile(
+    r".*\b(REPLACED BY KeyboardInterrupt|Improper nesting of variable_scope)\b"
 )
 _QUIET = 1.0  # seconds without a line, after which a complete traceback is over
 _LONGEST_HELD = 5.0  # seconds
@@ -141,8 +151,15 @@ class Quiet:
 
 
 def _is_interruption(lines: Sequence[str]) -> bool:
-    said = (line for line in lines if line.strip() and not line[0].isspace())
-    return all(line == TRACEBACK or _INTERRUPTED.match(line) for line in said)
+    in_message = False  # of an error of several lines
+    for line in lines:
+        if line == TRACEBACK or LOG.match(line):
+            in_message = False
+        elif _BY_INTERRUPTION.match(line) or LOST_OTHERS.search(line):
+            in_message = True
+        elif not (in_message or _INTERRUPTED.match(line)) and is_message(line):
+            return False
+    return True
 
 
 def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:

@@ -1,21 +1,24 @@
-"""Ends a job when `gradcomp` receives a signal to end."""
+"""Ends a job when `gradcomp` receives a signal to end, and passes other signals on."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from tf_gradcomp.cli.output import WorkerOutput, discard_terminal_output, discard_unread_output
-from tf_gradcomp.launch import LocalJob
+from tf_gradcomp.launch import PASSED_SIGNALS, LocalJob
 
 _LONGEST = 1e8  # the longest timer, in seconds
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
-    """Collects signals to end, until a job can receive them.
+    """Collects signals, until a job can receive them.
+
+    SIGHUP is a request to end if the terminal has been closed.
 
     A job that does not end may be waiting for a reader of its output. In this case, gradcomp
     discards the output.
@@ -25,33 +28,52 @@ class StopRequests:
         self._grace = grace
         self._job: LocalJob | None = None
         self._shown: WorkerOutput | None = None
-        self._early: list[int] = []
+        self._early: list[tuple[Callable[[int], None], int]] = []
         self._stops = False
+        self._had_terminal = _has_terminal()
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         """Handles a signal."""
         if signum == signal.SIGALRM:
             discard_unread_output()
             return
-        _alarm_in(0 if self._stops else self._grace)
-        self._stops = True
-        if signum == signal.SIGHUP:
+        closed = signum == signal.SIGHUP and self._had_terminal and not _has_terminal()
+        if closed:
             discard_terminal_output()
-        if self._job is None:
-            self._early.append(signum)
+        if closed or signum in _STOP_SIGNALS:
+            _alarm_in(0 if self._stops else self._grace)
+            self._stops = True
+            deliver = self._stop
         else:
-            self._stop(signum)
+            deliver = self._pass_on
+        if self._job is None:
+            self._early.append((deliver, signum))
+        else:
+            deliver(signum)
 
     def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
         """Passes earlier and later signals to the job."""
         self._job, self._shown = job, shown
-        for signum in self._early:
-            self._stop(signum)
+        for deliver, signum in self._early:
+            deliver(signum)
+
+    def _pass_on(self, signum: int) -> None:
+        if self._job:
+            self._job.pass_on(signum)
 
     def _stop(self, signum: int) -> None:
         if self._job and self._shown:
             self._shown.stopping()
             self._job.stop(signum)
+
+
+def _has_terminal() -> bool:
+    """Returns whether this process has a terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _alarm_in(seconds: float) -> None:
@@ -64,9 +86,10 @@ def _alarm_in(seconds: float) -> None:
 
 @contextmanager
 def stop_requests(grace: float, timeout: float | None) -> Iterator[StopRequests]:
-    """Takes Ctrl-C, SIGTERM and the closing of the terminal as requests to stop the job."""
+    """Stops the job on Ctrl-C, SIGTERM and the end of the terminal; passes other signals on."""
     requests = StopRequests(grace)
-    before = {signum: signal.getsignal(signum) for signum in (*_STOP_SIGNALS, signal.SIGALRM)}
+    handled = (*_STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGALRM)
+    before = {signum: signal.getsignal(signum) for signum in handled}
     for signum, handler in before.items():
         # A signal is ignored on purpose: by nohup, or by a shell for a background job.
         if handler is not signal.SIG_IGN:

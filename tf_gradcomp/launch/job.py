@@ -43,6 +43,9 @@ if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+# Programs and schedulers use these to ask for a checkpoint or other settings, and not for the end.
+PASSED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 LineHook = Callable[[int, str, str], None]
 """Takes the worker's index, `"stdout"` or `"stderr"`, and the line."""
 
@@ -83,6 +86,11 @@ class _Worker:
         """Sends a signal to the process and to all processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal to the process alone: its children may have no handler for it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signum)
 
     def reap(self) -> int:
         """Kills the rest of the group, reaps the process, and returns its exit code."""
@@ -166,6 +174,7 @@ class LocalJob:
         self._ends: list[WorkerEnd] = []
         self._workers: list[_Worker] = []
         self._stop_signals: list[int] = []
+        self._passed_signals: deque[int] = deque()
         self._stops_obeyed = 0
         self._timed_out = False
         self._kill_at: float | None = None
@@ -248,6 +257,10 @@ class LocalJob:
         """
         self._read_output(_POLL)
         self._note_ends()
+        while self._passed_signals:
+            signum = self._passed_signals.popleft()
+            for worker in self._running():
+                worker.pass_on(signum)
         self._obey_stops()
         self._obey_clock()
         return bool(self._running())
@@ -265,6 +278,10 @@ class LocalJob:
             signum: The user's signal, which determines the job's exit code.
         """
         self._stop_signals.append(signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal of the user to the workers. May be called by a signal handler."""
+        self._passed_signals.append(signum)
 
     def end_after_grace(self) -> None:
         """Kills running workers after `grace` seconds, as if another worker had failed now."""

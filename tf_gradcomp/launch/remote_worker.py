@@ -18,6 +18,7 @@ from typing import Any
 
 from tf_gradcomp.environment import PREFIX, REGROUP, SAVES
 from tf_gradcomp.launch import on_host
+from tf_gradcomp.launch.job import PASSED_SIGNALS
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 
 _SIGN_OF_LIFE = on_host.SILENCE / 6  # seconds
@@ -169,6 +170,6 @@ def main() -> None:
         "command": command,
     }
     worker = RemoteWorker(place["host"], place["connect"], request, saves, regroup)
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGINT, signal.SIGTERM, *PASSED_SIGNALS):
         signal.signal(signum, worker.pass_signal)
     _end_as(worker.run())

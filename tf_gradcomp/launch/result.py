@@ -11,7 +11,7 @@ from typing import Any
 TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 400
 # The errors of a worker that has lost another worker.
-_LOST_OTHERS = re.compile(
+LOST_OTHERS = re.compile(
     r"Horovod has been shut down|Unavailable|UNAVAILABLE|Socket closed|Collective ops is aborted"
     r"|[Cc]oordination ?[Ss]ervice|heartbeat|Connection re(set|fused)"
 )
@@ -53,7 +53,7 @@ class WorkerEnd:
     @property
     def lost_another(self) -> bool:
         """True if this worker's error reports the loss of another worker."""
-        return bool(_LOST_OTHERS.search(self.error))
+        return bool(LOST_OTHERS.search(self.error))
 
     def raised_as(self, other: WorkerEnd) -> bool:
         """Returns whether both ended by the same Python exception, apart from numbers."""
@@ -157,6 +157,14 @@ class JobResult:
         return lines + [_other_line(end) for end in others if end not in same]
 
 
+def is_message(line: str) -> bool:
+    """Returns whether a line of a traceback is an error's, and not of a frame.
+
+    Frames are indented, and also the marks under their code, except some marks of a long line.
+    """
+    return bool(line.strip("^~ ")) and not line[0].isspace()
+
+
 def same_but_for_numbers(text: str) -> str:
     """Returns the text without the parts in which equal errors differ between workers."""
     return _OF_A_WORKER.sub("#", text)
@@ -225,9 +233,8 @@ def _error_line(lines: tuple[str, ...]) -> str:
 
 
 def _exception(after_traceback: list[str]) -> str:
-    # The frames are indented; the exception is not, and the following lines may be its message.
-    # Marks under a frame's code are indented, too, except some marks of a long line.
-    flush_left = [line for line in after_traceback if not line[0].isspace() and line.strip("^~ ")]
+    # The exception is not indented, and the following lines may be its message.
+    flush_left = [line for line in after_traceback if is_message(line)]
     error = flush_left[0] if flush_left else ""
     if error.endswith((" Graph execution error:", ".call().")):
         # TensorFlow names the node, and Keras the layer; the error itself follows below.
