@@ -462,15 +462,43 @@ def test_a_reader_that_goes_away_ends_the_job(program):
     with subprocess.Popen(
         [*COMMAND, "run", "-n", "1", path],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env=ENV,
     ) as process:
         pid = int(process.stdout.readline().split()[-1])
         process.stdout.close()
-        assert process.wait(timeout=300) != 0
+        assert process.stderr.read() == "Error: Cannot write the output: Broken pipe.\n"
+        assert process.wait(timeout=300) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("command", ["run", "run --json", "methods", "--version"])
+def test_a_full_disk_under_the_output_is_one_line(program, tmp_path, command):
+    path = program(f"""
+        open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+        print("a line", flush=True)
+        time.sleep(0 if sys.argv[1:] else 60)
+    """)
+    options = {"run": ["-n", "1", path], "run --json": ["-n", "1", path, "end"]}.get(command, [])
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *command.split(), *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENV,
+            timeout=50,
+            check=False,
+        )
+    *_, line = done.stderr.splitlines()
+    assert line == "Error: Cannot write the output: No space left on device."
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    if command == "run":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_on_a_terminal_bars_are_drawn_in_place(program):
