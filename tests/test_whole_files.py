@@ -304,3 +304,47 @@ def test_folders_are_synced_as_their_files(tmp_path, monkeypatch):
         with open(f"{new}/inner/file", "w"):
             pass
     assert {"folder", "inner", "file", tmp_path.name} <= set(synced)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_save_writes_to_no_file_of_a_link_that_another_user_has_left(tmp_path, name):
+    """Neither under the name that saves once had, nor under that of the save before."""
+    save, load = FORMATS[name]
+    victims, path = tmp_path / "victims", tmp_path / "shared" / name
+    path.parent.mkdir()
+    victims.mkdir()
+    (victims / "file").write_text("precious")
+    seen = set()
+
+    def links(*names):
+        for one in names:
+            target = victims / "file" if name == "m.keras" else victims
+            (path.parent / one).symlink_to(target)
+
+    links(f".{name}.new")
+    original = os.replace
+    with pytest.MonkeyPatch.context() as patch:
+
+        def replace(source, to):
+            seen.update(left.name for left in path.parent.glob(".*"))
+            return original(source, to)
+
+        patch.setattr(os, "replace", replace)
+        save(filled(new_model(), 1), str(path))
+    assert (victims / "file").read_text() == "precious"
+    (random,) = seen - {f".{name}.new"}
+    links(random)
+    save(filled(new_model(), 2), str(path))
+    assert {float(x) for v in variables(load(str(path))) for x in np.ravel(v)} == {2}
+    assert [file.name for file in victims.iterdir()] == ["file"]
+    assert (victims / "file").read_text() == "precious"
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path):
+    path = tmp_path / "m.weights.h5"
+    (tmp_path / "other").touch()
+    new_model().save_weights(path)
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+    path.chmod(0o640)
+    new_model().save_weights(path)
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -7,13 +7,16 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO
 
 from tf_gradcomp.chief import this_worker
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_RANDOM = re.compile("[a-z0-9_]{8}")  # the end of a name of `tempfile`
 _NEW_KEPT = "The old folder stays. The new folder is complete in %r."
 _OLD_KEPT = "The new folder is complete. Other files of the old folder are in %r."
 
@@ -25,26 +28,32 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
     After an error or a kill, `path` still has its old content.
     """
     path = os.path.realpath(path)
-    temporary = _temporary_path(path)
-    try:
-        with open(temporary, "wb") as file:
+    os.stat(os.path.dirname(path))  # raises the same error as `open`
+    with temporary_folder(path) as temporary:
+        new = os.path.join(temporary, os.path.basename(path))
+        with open(new, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise
+        _replace(new, path)
     _sync(os.path.dirname(path))
 
 
 @contextlib.contextmanager
 def temporary_folder(path: str) -> Iterator[str]:
-    """Yields a new folder on the disk of `path`, and removes it at the end of the context."""
-    shutil.rmtree(_temporary_path(path), ignore_errors=True)
-    folder = _free_name(_temporary_path(path))
-    os.makedirs(folder)
+    """Yields a new folder on the disk of `path`, and removes it at the end of the context.
+
+    No other user can know its name before, or change its content. It also removes the folders of
+    saves to `path` that were killed.
+    """
+    to, name = os.path.split(path)
+    worker = this_worker()
+    prefix = f".{name}.{worker.name if worker else 'new'}."
+    os.makedirs(to or ".", exist_ok=True)
+    for left in os.scandir(to or "."):
+        if left.name.startswith(prefix) and _RANDOM.fullmatch(left.name, len(prefix)):
+            shutil.rmtree(left.path, ignore_errors=True)  # does not follow links
+    folder = tempfile.mkdtemp(prefix=prefix, dir=to or ".")
     try:
         yield folder
     finally:
@@ -100,12 +109,6 @@ def _replace(new: str, path: str) -> None:
     if os.path.exists(path):
         shutil.copymode(path, new)
     os.replace(new, path)
-
-
-def _temporary_path(path: str) -> str:
-    folder, name = os.path.split(path)
-    worker = this_worker()
-    return os.path.join(folder, f".{name}.{worker.name if worker else 'new'}")
 
 
 def _free_name(path: str) -> str:
