@@ -127,6 +127,7 @@ def mismatches():
         ("policy", "max_dense_elements"),
         ("rows", "number of batches (for data of unequal sizes: dataset.repeat()"),
         ("rows for validation", "number of batches"),
+        ("call", "next action: worker 0 has 'fit', worker 1 has 'evaluate'; number of batches"),
         ("steps", "worker 0 has 1, worker 1 has 2"),
         *((method, "compressor") for method in compressors.names()),
     ],

@@ -36,7 +36,7 @@ def replicas_of_each():
     strategy_with()
 
 
-def train(strategy, layers=2, classes=3, optimizer=None, rows=64, **of_fit):
+def train(strategy, layers=2, classes=3, optimizer=None, rows=64, call="fit", **of_fit):
     keras.backend.clear_session()
     with strategy.scope():
         hidden = [keras.layers.Dense(8) for _ in range(layers)]
@@ -45,7 +45,7 @@ def train(strategy, layers=2, classes=3, optimizer=None, rows=64, **of_fit):
             optimizer() if optimizer else gc.CompressedOptimizer("adam"),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    return model.fit(x[:rows], y[:rows], batch_size=32, epochs=1, verbose=0, **of_fit)
+    return getattr(model, call)(x[:rows], y[:rows], batch_size=32, verbose=0, **of_fit)
 
 
 # For each method two settings that workers may not have side by side.
@@ -90,6 +90,7 @@ MODELS = {
     ),
     "rows": lambda s: train(s, rows=64 if ODD else 32),
     "rows for validation": lambda s: train(s, validation_data=(x[32 * ODD :], y[32 * ODD :])),
+    "call": lambda s: train(s, call="evaluate" if ODD else "fit", rows=64 if ODD else 32),
     "steps": lambda s: train(s, steps_per_epoch=1 + ODD),
     **{
         name: lambda s, two=two: train(s, optimizer=lambda: gc.CompressedOptimizer("sgd", two[ODD]))

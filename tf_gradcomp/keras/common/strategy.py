@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
 )
+_CALLS = ("fit", "evaluate", "predict")
 
 
 class MultiWorkerMirroredStrategy(CheckedStrategy):
@@ -129,7 +131,18 @@ def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None
     The number is None if Keras continues until no worker has any more data.
     """
     if isinstance(strategy, CheckedStrategy):
-        strategy.group.processes.agree({"next action": "going through data", BATCHES: batches})
+        strategy.group.processes.agree({"next action": _current_calls(), BATCHES: batches})
+
+
+def _current_calls() -> str:
+    """Returns the methods of Keras in which this process is, such as `fit` or `evaluate in fit`."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    names = (
+        frame.f_code.co_name
+        for frame in frames
+        if frame.f_code.co_name in _CALLS and isinstance(frame.f_locals.get("self"), keras.Model)
+    )
+    return " in ".join(dict.fromkeys(names))
 
 
 def check_gradients(
