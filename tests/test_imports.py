@@ -165,7 +165,9 @@ def class_members(source):
                 names |= {getattr(getattr(one, "target", one), "id", "_") for one in targets}
             given = [ast.unparse(base).split("[")[0] for base in node.bases]
             bases = [
-                base.split(".")[-1] for base in given if not base.startswith(("tf.", "keras."))
+                base.split(".")[-1]
+                for base in given
+                if not base.startswith(("tf.", "keras.", "click."))
             ]
             yield node.name, bases, {name for name in names if not name.startswith("_")}
 
