@@ -27,12 +27,12 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
     if not pairs or keras_private.reduces_by_itself(optimizer):
         return original(optimizer, pairs)
     gradients, variables = zip(*pairs, strict=True)
+    losses.tell_of_wrong_share(gradients, means=False)
     ops = common.ops_for_gradients(optimizer, pairs, variables)
     if ops is None:
         return common.with_equal_lookups_summed(pairs, original(optimizer, pairs))
     # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
-    losses.tell_of_wrong_share(gradients, means=False)
     totals = ops.reduction(gradients, variables, variables, if_skipped)()
     return list(zip(with_missing(gradients, totals), variables, strict=True))
 
