@@ -3,7 +3,6 @@
 This module does not depend on Keras, because programs use both versions.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -29,17 +28,10 @@ else:
 BATCH = 24  # rows of all workers together
 
 
-@functools.cache
-def group():
-    """The group of this job: the strategy, Horovod's ranks, or their hosts."""
-    if not BY_HOROVOD:
-        return None
-    return gc.HorovodHosts() if hvd.cross_size() > 1 else "horovod"
-
-
 def compressed(inner, *args, **kwargs):
     """The optimizer of this job."""
-    return gc.CompressedOptimizer(inner, *args, group=group(), **kwargs)
+    group = "horovod" if BY_HOROVOD else None
+    return gc.CompressedOptimizer(inner, *args, group=group, **kwargs)
 
 
 def data(steps, seed=1):

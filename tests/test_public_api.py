@@ -21,7 +21,6 @@ PUBLIC = [
     "CompressedOptimizer",
     "Gossip",
     "HorovodGroup",
-    "HorovodHosts",
     "LocalSteps",
     "MultiWorkerMirroredStrategy",
     "Policy",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.groups.handshake import WorkersDisagreeError
     from tf_gradcomp.groups.horovod_group import HorovodGroup
-    from tf_gradcomp.groups.horovod_hosts import HorovodHosts
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
     from tf_gradcomp.keras.common.compressed_all_reduce import CompressedAllReduce
@@ -46,7 +45,6 @@ _HOME = {
     "CompressedAllReduce": "tf_gradcomp.keras.common.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.common.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
-    "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
     "LocalSteps": "tf_gradcomp.keras.common.local_steps",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
@@ -65,7 +63,6 @@ __all__ = [
     "CompressedOptimizer",
     "Gossip",
     "HorovodGroup",
-    "HorovodHosts",
     "LocalSteps",
     "MultiWorkerMirroredStrategy",
     "Policy",

@@ -16,7 +16,7 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-def run_ranks(program, n=2, args=(), hosts=1, **kwargs):
-    """Runs a program of `programs/` on `n` ranks, as on some hosts; the rest is `run_workers`'s."""
-    with horovod_ranks(n, hosts) as each:
+def run_ranks(program, n=2, args=(), **kwargs):
+    """Runs a program of `programs/` on `n` ranks; the rest is for `run_workers`."""
+    with horovod_ranks(n) as each:
         return run_workers(PROGRAMS / program, n, args, per_worker_env=each, **kwargs)

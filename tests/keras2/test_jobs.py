@@ -68,15 +68,14 @@ def by_strategy(program, *args):
 
 
 @contextlib.contextmanager
-def horovod_workers(n, hosts=1):
+def horovod_workers(n):
     """Returns a function that runs a program on so many ranks."""
-    env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if hosts > 1 else {}
-    with horovod_ranks(n, hosts) as each:
-        yield functools.partial(run_workers, n=n, env=env, per_worker_env=each)
+    with horovod_ranks(n) as each:
+        yield functools.partial(run_workers, n=n, per_worker_env=each)
 
 
-def by_horovod(program, *args, n=2, hosts=1):
-    with horovod_workers(n, hosts) as run:
+def by_horovod(program, *args, n=2):
+    with horovod_workers(n) as run:
         return [result(worker) for worker in run(PROGRAMS / program, args=args)]
 
 
@@ -198,21 +197,6 @@ def test_ranks_of_horovod_do_what_workers_of_a_strategy_do(methods_by_horovod, m
     for rank, worker in zip(methods_by_horovod, methods, strict=True):
         assert rank[case]["weights"] == worker[case]["weights"]
         assert rank[case]["residual"] == worker[case]["residual"]
-
-
-@tf_keras
-@needs_horovod
-def test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal(alone):
-    ranks = by_horovod("exact.py", "wrapped", "AdamW,Adam:adacomp", n=4, hosts=2)
-    for name in ("AdamW", "Adam:adacomp"):
-        first, second, third, fourth = (rank[name] for rank in ranks)
-        assert first == second
-        assert third == fourth
-        assert first["slots"] == third["slots"]
-        assert first["weights"] == third["weights"]
-    assert largest_difference(ranks[0]["AdamW"]["values"], alone["AdamW"]["values"]) <= TRAINED
-    compressed, other = ranks[0]["Adam:adacomp"], ranks[2]["Adam:adacomp"]
-    assert compressed["residuals"] != other["residuals"]
 
 
 def test_workers_of_several_replicas_train_as_one_process_and_stay_equal(alone):

@@ -195,7 +195,6 @@ class GradientExchange(tf.Module):
             return StepResult([], tf.constant(True), [])
         communicator = setup.group.communicator(setup.label)
         numbers = self._agreed_numbers(gradients, variables)
-        gradients = communicator.sums_of_replica(gradients)
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None

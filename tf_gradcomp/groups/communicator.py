@@ -87,12 +87,6 @@ class Communicator:
         self.label = ""
         self.on_event: Callable[[Sequence[tf.Tensor]], None] | None = None
 
-    def sums_of_replica(
-        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns the sums of gradients over the processes that form this replica."""
-        return list(gradients)
-
     def meet(self, requests: Sequence[Request]) -> None:
         """Takes the requests that all replicas of this process make at one point of a step.
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tf_gradcomp import horovod_here
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.horovod_stalls import watched_progress
 from tf_gradcomp.groups.processes import Processes
 
 _NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
@@ -121,11 +120,8 @@ class HorovodGroup(Group):
                 "the ranks of this set, after passing the set to hvd.init or hvd.add_process_set."
             )
         self.size = self._process_set.size()
-        self._gather_on_host = self._host_function()
-        all_ranks = self._process_set.process_set_id == 0
-        self._progress = watched_progress(hvd) if all_ranks else None
         is_first, first_rank = self._process_set.rank() == 0, self._process_set.ranks[0]
-        self.processes = Processes(self.size, is_first, self._gather, first_rank)
+        self.processes = Processes(self.size, is_first, self._host_function(), first_rank)
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]
@@ -150,26 +146,13 @@ class HorovodGroup(Group):
         return f"{number}_{_exchanges[number]}_{first}"
 
     def communicator(self, label: str = "") -> Communicator:
-        communicator = HorovodCommunicator(self._hvd, self._process_set, label)
-        if self._progress:
-            self._progress.count_step(())
-            communicator.on_event = self._progress.count_event
-        return communicator
+        return HorovodCommunicator(self._hvd, self._process_set, label)
 
     def communicators(self) -> list[Communicator]:
         return [HorovodCommunicator(self._hvd, self._process_set)]
 
     def local(self, variable: tf.Variable, local_replica: int | None = None) -> tf.Variable:
         return variable
-
-    def _gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers one small tensor of each rank, and counts it as a collective."""
-        if not self._progress:
-            return self._gather_on_host(value)
-        self._progress.count_event([value])
-        gathered = self._gather_on_host(value)
-        self._progress.count_event([gathered])
-        return gathered
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         """Gathers in a graph, because all eager operations of Horovod have the same name."""

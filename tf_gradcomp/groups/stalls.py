@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import atexit
 import json
 import threading
@@ -32,51 +31,15 @@ class Report(NamedTuple):
     look: int  # the number of the worker's look
 
 
-class PositionStore(abc.ABC):
-    """A key-value store in which each worker reports its position.
-
-    Attributes:
-        server: The worker whose process serves the store; None if no worker does.
-    """
-
-    server: int | None = None
-
-    @abc.abstractmethod
-    def write(self, key: str, text: str, *, first: bool) -> None:
-        """Writes under a key; raises TimeoutError if the store does not answer."""
-
-    @abc.abstractmethod
-    def text(self, key: str, seconds: float) -> str | None:
-        """Returns the text under a key; None if there is none within some seconds."""
-
-    def post(self, worker: int, report: Report) -> None:
-        """Replaces the worker's earlier report.
-
-        Raises:
-            TimeoutError: If the store does not answer.
-        """
-        text = json.dumps([*report.position, report.look])
-        self.write(_key(worker), text, first=report.look == 0)
-
-    def read(self, worker: int, seconds: float) -> Report | None:
-        """Returns a worker's latest report; None if the store has none within some seconds."""
-        text = self.text(_key(worker), seconds)
-        if text is None:
-            return None
-        events, steps, look = json.loads(text)
-        return Report(Position(events, steps), look)
-
-    def describe_silence(self, worker: int) -> str:
-        """Describes the possible state of a worker that no longer reports."""
-        return "it does not answer, so it is paused or blocked, or has ended."
-
-
-class CoordinationStore(PositionStore):
-    """TensorFlow's coordination service, in worker 0.
+class CoordinationStore:
+    """The key-value store of TensorFlow's coordination service, where workers report positions.
 
     Args:
         addresses: The addresses of all workers, `host:port`.
         heartbeat_timeout: The seconds after which TensorFlow considers a silent worker lost.
+
+    Attributes:
+        server: The worker whose process serves the store.
     """
 
     server = 0
@@ -85,17 +48,29 @@ class CoordinationStore(PositionStore):
         self._addresses = addresses
         self._heartbeat_timeout = heartbeat_timeout
 
-    def write(self, key: str, text: str, *, first: bool) -> None:
-        if not first:
-            if self.text(key, _ANSWER) is None:  # a write would block forever
+    def post(self, worker: int, report: Report) -> None:
+        """Replaces the worker's earlier report.
+
+        Raises:
+            TimeoutError: If the store does not answer.
+        """
+        key = _key(worker)
+        if report.look > 0:
+            if tf_private_files.announced(key, _ANSWER) is None:  # a write would block forever
                 raise TimeoutError
             tf_private_files.withdraw(key)
-        tf_private_files.announce(key, text)
+        tf_private_files.announce(key, json.dumps([*report.position, report.look]))
 
-    def text(self, key: str, seconds: float) -> str | None:
-        return tf_private_files.announced(key, seconds)
+    def read(self, worker: int, seconds: float) -> Report | None:
+        """Returns a worker's latest report; None if the store has none within some seconds."""
+        text = tf_private_files.announced(_key(worker), seconds)
+        if text is None:
+            return None
+        events, steps, look = json.loads(text)
+        return Report(Position(events, steps), look)
 
     def describe_silence(self, worker: int) -> str:
+        """Describes the possible state of a worker that no longer reports."""
         return (
             f"{_process_state(self._addresses[worker])}. After {self._heartbeat_timeout:g} seconds "
             "of silence it is lost, and the job ends."
@@ -124,7 +99,7 @@ class Watchdog:
         own: int,
         names: Sequence[str],
         seconds: float,
-        store: PositionStore,
+        store: CoordinationStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
@@ -182,7 +157,7 @@ class Watchdog:
         """Warns of the workers that are late, as soon as their states are known."""
         server = self._store.server
         if self._unanswered:  # the states of the other workers are unknown
-            if server is not None and self._unanswered >= _LOOKS_TO_ANSWER:
+            if self._unanswered >= _LOOKS_TO_ANSWER:
                 self._warn([self._describe_silent(server)])
         elif not self._first_reports:
             self._first_reports, self._first_reading = self._read_all(), self._look

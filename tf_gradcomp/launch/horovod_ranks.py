@@ -11,20 +11,15 @@ _THIS_MACHINE, _LOOPBACK = "127.0.0.1", "lo"
 
 
 @contextlib.contextmanager
-def horovod_ranks(ranks: int, hosts: int = 1) -> Iterator[list[dict[str, str]]]:
-    """The environment of each rank; within this context, a server connects the ranks.
-
-    To the ranks, they appear to be on `hosts` machines with equal numbers of ranks.
-    """
+def horovod_ranks(ranks: int) -> Iterator[list[dict[str, str]]]:
+    """The environment of each rank; within this context, a server connects the ranks."""
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
         from horovod.runner.http.http_server import RendezvousServer
     except ImportError as error:
         raise ImportError(HOW_TO_BUILD % error) from error
-    names = ["localhost"] if hosts == 1 else [f"host{number}" for number in range(hosts)]
-    shared_out = ",".join(f"{name}:{ranks // hosts}" for name in names)
-    slots = get_host_assignments(parse_hosts(shared_out), ranks)
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
     server = RendezvousServer()
     of_job = create_run_env_vars(_THIS_MACHINE, [_LOOPBACK], server.start())
     server.init(slots)

@@ -1,20 +1,15 @@
-"""Rank 1 is late until a file is there, and kills itself later."""
+"""Rank 1 kills itself."""
 
 import os
 import signal
-import time
 
 import keras
 from common import compiled, fit
 
-from tests.ranks import RANK, argument, compressed, data
+from tests.ranks import RANK, compressed, data
 
 
 def die(batch, logs):
-    if RANK == 1 and batch == 2:
-        until = time.monotonic() + 120
-        while not os.path.exists(argument()) and time.monotonic() < until:
-            time.sleep(0.02)
     if RANK == 1 and batch == 4:
         os.kill(os.getpid(), signal.SIGKILL)
 
