@@ -2,7 +2,6 @@
 
 gradcomp run -n 2 local_steps.py     # two workers on this machine
 gradcomp simulate local_steps.py -n 4 -c no_compression --local-steps 0 --local-steps 16
-gradcomp simulate local_steps.py -n 8 --local-steps 1 --gossip ring    # each with its neighbours
 """
 
 import keras

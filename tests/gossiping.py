@@ -26,7 +26,8 @@ class Workers:
         self.values = [[tf.Variable(value) for value in own] for own in values]
         self.factors = {
             rows: [
-                tf.Variable(tf.zeros([m.edges, m.factor_sizes[not rows]])) for m in self.messages
+                tf.Variable(tf.zeros([len(m.partners), m.factor_sizes[not rows]]))
+                for m in self.messages
             ]
             for rows in (True, False)
         }
@@ -48,10 +49,7 @@ class Workers:
                 self.messages, self.values, self.factors[not rows], strict=True
             )
         ]
-        received = [
-            one.corrections(*args, rows=rows)
-            for one, *args in self._exchanges(outgoing, round_number)
-        ]
+        received = [one.corrections(*args, rows=rows) for one, *args in self._exchanges(outgoing)]
         for own, stored, (moves, factors) in zip(
             self.values, self.factors[rows], received, strict=True
         ):
@@ -60,15 +58,11 @@ class Workers:
             if factors.shape[1]:
                 stored.assign(factors)
 
-    def _exchanges(self, outgoing, round_number):
+    def _exchanges(self, outgoing):
         for rank, one in enumerate(self.messages):
-            partners = [int(tf.get_static_value(p)) for p in one.partners(round_number)]
-            edges = [
-                self.messages[partner].matchings.index(matching)
-                for partner, matching in zip(partners, one.matchings, strict=True)
-            ]
-            received = [outgoing[p].messages[edge] for p, edge in zip(partners, edges, strict=True)]
-            yield one, outgoing[rank], received
+            edges = [self.messages[partner].partners.index(rank) for partner in one.partners]
+            pairs = zip(one.partners, edges, strict=True)
+            yield one, outgoing[rank], [outgoing[p].messages[edge] for p, edge in pairs]
 
     @property
     def means(self):

@@ -239,13 +239,6 @@ def test_fewer_bytes_in_the_table_equal_the_verdict():
         (":without_a_seed", [], "takes no seed; expected a function of batch_size and seed"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
         ("", ["-c", "auto"], "'auto' chooses by the network, but a simulation has no network"),
-        ("", ["--gossip", "ring"], "give --local-steps 1 or more"),
-        (
-            "",
-            ["--gossip", "torus", "--local-steps", "1", "-n", "2"],
-            "2 workers cannot form a torus",
-        ),
-        ("", ["--gossip", "star", "--local-steps", "1"], "expected as graph one of ring, torus"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
         ("", ["--results", "/dev/null/here"], "Cannot create the folder"),
     ],
@@ -315,15 +308,6 @@ def test_where_batches_end_within_an_epoch_they_begin_again(program, tmp_path):
     result = simulate(f"{program}:short", *options, "--results", str(tmp_path / "results"))
     assert result.exit_code == 0, result.output
     assert "12/12" in result.output or "epoch 2 of 2" in result.output
-
-
-def test_gossip_is_trained_once_for_all_compressors(program, tmp_path):
-    options = ["-n", "4", "--epochs", "1", "--no-plot", "--results", str(tmp_path / "results")]
-    local = ["--local-steps", "0", "--local-steps", "2", "--gossip", "ring", "--rank", "0"]
-    result = simulate(program, *options, *local, "-c", "adacomp", "-c", "top_k", "--json")
-    assert result.exit_code == 0, result.output
-    names = [run["compressor"] for run in json.loads(result.stdout)]
-    assert names == ["adacomp", "gossip, ring, whole, 2 local steps, average", "top_k"]
 
 
 def test_batches_that_cannot_begin_again_are_an_error(program, tmp_path):

@@ -150,9 +150,9 @@ ROWS = {
     ),
     "several GPUs in each host, on [two levels](docs/two_levels.md)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
-        [f"{HOROVOD}ranks_of_hosts_train_as_one_replica_of_each"],
+        NOT_THERE,
         [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
-        [f"{KERAS2}ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal"],
+        NOT_THERE,
     ),
     "[local steps](docs/local_steps.md)": (
         [

@@ -1,4 +1,4 @@
-"""PowerGossip and NoLoCo in NumPy, in float64, for all workers at once.
+"""PowerGossip in NumPy, in float64, for all workers at once.
 
 This reference first computes the whole difference of two neighbours, and then multiplies it. Its
 bases are singular vectors, so they may differ from the implementation's by a rotation, which
@@ -85,24 +85,3 @@ class PowerGossip:
 
 def _matrix(value: np.ndarray) -> np.ndarray:
     return value.reshape(-1, value.shape[-1])
-
-
-class NoLoCo:
-    """The outer step of NoLoCo (arXiv 2506.10911), in the terms of its paper."""
-
-    def __init__(self, slow: Sequence[Values], rate: float, momentum: float) -> None:
-        self.slow = [[np.float64(value) for value in values] for values in slow]
-        self._momentum = [[np.zeros_like(value) for value in values] for values in self.slow]
-        self._rate, self._mu = rate, momentum
-
-    def round(self, fast: Sequence[Values], partners: Sequence[int]) -> None:
-        """Moves the slow weights of each worker; a worker without a partner is its own partner."""
-        before = [list(values) for values in self.slow]
-        for i, j in enumerate(partners):
-            for n, own in enumerate(before[i]):
-                delta = (fast[i][n] - own + fast[j][n] - before[j][n]) / 2
-                mean = (own + before[j][n]) / 2
-                self._momentum[i][n] = (
-                    self._mu * self._momentum[i][n] + self._rate * delta + self._rate * (mean - own)
-                )
-                self.slow[i][n] = own + self._momentum[i][n]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
 
 _STEPS_WORTH_TRACING = 25  # for each learner
-_UNUSED = "no_compression"
 OUTER = {
     "average": None,
     "nesterov": {
@@ -108,18 +107,6 @@ class Simulated:
     help="With --local-steps: number of parts of the variables, which are exchanged one at a time.",
 )
 @click.option(
-    "--gossip",
-    metavar="GRAPH",  # not a choice, since the module that knows the graphs imports NumPy
-    help="With --local-steps: exchange with neighbours in this graph only, such as ring, as "
-    "CompressedOptimizer(local_steps=gc.Gossip(...)) does. The compressor has no use then.",
-)
-@click.option(
-    "--rank",
-    default=1,
-    type=click.IntRange(min=0),
-    help="With --gossip: the rank of what neighbours exchange; 0 for whole weights.",
-)
-@click.option(
     "--epochs", default=10, type=click.IntRange(min=1), help="Number of epochs of each training."
 )
 @click.option(
@@ -146,8 +133,6 @@ def simulate(
     outer: str,
     warmup_steps: int,
     fragments: int,
-    gossip: str | None,
-    rank: int,
     epochs: int,
     batch_size: int | None,
     seeds: int,
@@ -173,18 +158,12 @@ def simulate(
     from tf_gradcomp.simulation import task
     from tf_gradcomp.simulation.checks import checked_method
 
-    if gossip and not any(local_steps):
-        raise click.UsageError(
-            "--gossip needs learners with separate weights: give --local-steps 1 or more."
-        )
-    given = (outer, warmup_steps, fragments, gossip, rank)
+    given = (outer, warmup_steps, fragments)
     of_local = [_Local(steps, *given) if steps else None for steps in local_steps]
     try:
         make_task = task.load(program, batch_size)
         for name in compressor:
             checked_method(compressors.get(name))
-        for one in filter(None, of_local):
-            one.check(learners)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     _check_shares(make_task.keywords["batch_size"], learners)
@@ -195,8 +174,7 @@ def simulate(
     runs = []
     with _progress(console) as progress:
         # Repeated values would appear in the table as if they were seeds.
-        each = itertools.product(learners, compressor, of_local, range(seeds))
-        trainings = [(n, one.method(name) if one else name, one, i) for n, name, one, i in each]
+        trainings = itertools.product(learners, compressor, of_local, range(seeds))
         for count, name, local, seed in dict.fromkeys(trainings):
             made = make_task(seed=seed)
             if not isinstance(made, task.Task):
@@ -249,35 +227,18 @@ class _Local(NamedTuple):
     outer: str
     warmup_steps: int
     fragments: int
-    gossip: str | None
-    rank: int
 
     def settings(self) -> dict[str, Any]:
-        """Returns a config of `gc.LocalSteps`, or of `gc.Gossip`."""
-        every = {"steps": self.steps, "warmup_steps": self.warmup_steps, "outer": OUTER[self.outer]}
-        if self.gossip is None:
-            return {**every, "fragments": self.fragments}
-        return {**every, "graph": self.gossip, "rank": self.rank or None}
-
-    def check(self, learners: Sequence[int]) -> None:
-        """Refuses a graph that so many learners cannot have."""
-        from tf_gradcomp.keras.common.gossip import Gossip, settings_of
-
-        settings = settings_of(self.settings())
-        for count in learners:
-            if isinstance(settings, Gossip) and count > 1:
-                settings.share(count)
-
-    def method(self, compressor: str) -> str:
-        """Returns the compressor, or none in its place where gossip leaves it without use."""
-        return compressor if self.gossip is None or self.warmup_steps else _UNUSED
+        """Returns a config of `gc.LocalSteps`."""
+        return {
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "outer": OUTER[self.outer],
+            "fragments": self.fragments,
+        }
 
     def label(self, compressor: str) -> str:
         """Returns the name of a training with these settings."""
-        if self.gossip is not None:
-            rank = f"rank {self.rank}" if self.rank else "whole"
-            warmup = f"{compressor}, then " if self.warmup_steps else ""
-            compressor = f"{warmup}gossip, {self.gossip}, {rank}"
         label = f"{compressor}, {self.steps} local steps, {self.outer}"
         return f"{label}, {self.fragments} fragments" if self.fragments > 1 else label
 

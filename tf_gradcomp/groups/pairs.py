@@ -34,31 +34,24 @@ class Pairs:
         for _ in range(self.size**2 - 1):  # one key for each pair
             next(_group_keys)
 
-    def swap(self, values: tf.Tensor, partner: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        """Returns the partner's vector; `values` if the worker is its own partner.
+    def swap(self, values: tf.Tensor, partner: int, number: tf.Tensor) -> tf.Tensor:
+        """Returns the partner's vector.
 
         Args:
             values: float32 vector, as long as the partner's vector.
-            partner: int32 scalar, the partner's rank. The partner calls this with our rank.
+            partner: The partner's rank. The partner calls this with our rank.
             number: int32 scalar, equal on both partners and different in each call.
         """
+        low, high = sorted((partner, self.rank))
         with tf.device(self._host):
-            if tf.get_static_value(partner) not in (None, self.rank):
-                return self._gather(values, partner, number)
-            alone = lambda: tf.identity(values)  # noqa: E731
-            with_partner = lambda: self._gather(values, partner, number)  # noqa: E731
-            return tf.cond(tf.equal(partner, self.rank), alone, with_partner)
-
-    def _gather(self, values: tf.Tensor, partner: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        low, high = tf.minimum(partner, self.rank), tf.maximum(partner, self.rank)
-        rows = tf.raw_ops.CollectiveGatherV2(
-            # TensorFlow sorts the rows by device name, so each row begins with its sender's rank.
-            input=tf.concat([[tf.cast(self.rank, tf.float32)], values], 0)[tf.newaxis],
-            group_size=2,
-            group_key=self._group_key + low * self.size + high,
-            instance_key=number,
-            ordering_token=[],
-            timeout_seconds=self._seconds,
-        )
-        place = tf.cast(tf.equal(rows[0, 0], tf.cast(self.rank, tf.float32)), tf.int32)
-        return tf.ensure_shape(rows[place, 1:], values.shape)
+            rows = tf.raw_ops.CollectiveGatherV2(
+                # TensorFlow sorts the rows by device name, so each begins with its sender's rank.
+                input=tf.concat([[tf.cast(self.rank, tf.float32)], values], 0)[tf.newaxis],
+                group_size=2,
+                group_key=self._group_key + low * self.size + high,
+                instance_key=number,
+                ordering_token=[],
+                timeout_seconds=self._seconds,
+            )
+            index = tf.cast(tf.equal(rows[0, 0], tf.cast(self.rank, tf.float32)), tf.int32)
+            return tf.ensure_shape(rows[index, 1:], values.shape)

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.common.gossip import Gossip, settings_of
+from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.version import keras
 
 
@@ -53,6 +55,14 @@ def checked_method(
             "network; name a method, such as 'adacomp'."
         )
     return compressor
+
+
+def checked_local_steps(given: Any) -> LocalSteps | None:
+    """Returns the settings of local steps; refuses gossip."""
+    settings = settings_of(given)
+    if isinstance(settings, Gossip):
+        raise ValueError("Learners: gossip is not simulated; train with it in a job.")
+    return settings
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

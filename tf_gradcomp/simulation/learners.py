@@ -20,7 +20,6 @@ from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.gossip import method_for_gradients, settings_of
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
@@ -28,7 +27,6 @@ from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation import checks
-from tf_gradcomp.simulation.gossip import learners_rounds
 from tf_gradcomp.simulation.learners_moments import LearnersMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
@@ -57,10 +55,10 @@ class Learners:
         learners: The number of learners, at least 1.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: The layer kind of each variable; by default `gc.Policy()`.
-        precondition: As for `gc.CompressedOptimizer`.
+        precondition: As for `gc.CompressedOptimizer`, but not `gc.Gossip`.
         graph: Whether the exchange of a step is traced, and then runs as a graph. This saves time
             over many steps with few learners; tracing takes longer with more learners.
-        local_steps: As for `gc.CompressedOptimizer`.
+        local_steps: As for `gc.CompressedOptimizer`, but not `gc.Gossip`.
 
     Raises:
         TypeError: If `policy` is not a `gc.Policy`.
@@ -98,8 +96,8 @@ class Learners:
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
-        settings = settings_of(local_steps)
-        method = method_for_gradients(settings, checks.checked_method(compressors.get(compressor)))
+        settings = checks.checked_local_steps(local_steps)
+        method = checks.checked_method(compressors.get(compressor))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)
@@ -126,7 +124,7 @@ class Learners:
         self._random_states: Any = []  # before the step
         self._rounds: LearnersRounds | None = None
         if settings and learners > 1:
-            self._rounds = learners_rounds(model, settings, self.exchange)
+            self._rounds = LearnersRounds(model, settings, self.exchange)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """Takes one step of all learners.

@@ -8,10 +8,10 @@ from typing import Any
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.keras.common.gossip_graphs import GRAPHS, degree
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.round_lengths import Schedule
 
+RING = "ring"
 _DEFAULT_METHOD = "adacomp"  # of CompressedOptimizer
 
 
@@ -25,17 +25,14 @@ class Gossip(LocalSteps):
     mean of all workers' weights. docs/gossip.md explains when gossip pays.
 
     Args:
-        graph: `"ring"`; `"torus"`, if the number of workers is not a prime; `"fully_connected"`; or
-            `"random_pairs"`, in which each worker has a new partner in each round, and one worker
-            rests if the number of workers is odd.
+        graph: `"ring"`, in which a worker's neighbours are the workers before and after it.
         rank: The rank of the matrices by which neighbours move towards each other. None sends all
             weights uncompressed. Vectors, and matrices with at most `rank` rows or columns, are
             always sent uncompressed.
         steps: The number of steps between two exchanges, or a schedule: see `gc.LocalSteps`.
         outer: A Keras optimizer that updates a worker's weights at the end of a round, its config
             or its name. Its gradient is the change of the weights by the local steps and the
-            neighbours. NoLoCo is
-            `Gossip("random_pairs", rank=None, steps=50, outer=SGD(0.7, momentum=0.5))`.
+            neighbours.
         warmup_steps: The number of synchronous first steps. The compressor exchanges gradients in
             these steps only.
         diffusion: How far neighbours move. With 1, a worker and its neighbours have equal shares
@@ -48,24 +45,20 @@ class Gossip(LocalSteps):
 
     Reference:
         Vogels et al., "PowerGossip: Practical Low-Rank Communication Compression in Decentralized
-        Deep Learning", NeurIPS 2020, https://arxiv.org/abs/2008.01425; and for pairs Kolehmainen et
-        al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
-        https://arxiv.org/abs/2506.10911
+        Deep Learning", NeurIPS 2020, https://arxiv.org/abs/2008.01425
     """
 
     def __init__(
         self,
-        graph: str = "ring",
+        graph: str = RING,
         rank: int | None = 1,
         steps: Schedule = 1,
         outer: Any = None,
         warmup_steps: int = 0,
         diffusion: float = 1.0,
     ) -> None:
-        if graph not in GRAPHS:
-            raise ValueError(
-                f"Gossip: expected as graph one of {', '.join(GRAPHS)}; received {graph!r}."
-            )
+        if graph != RING:
+            raise ValueError(f"Gossip: expected {RING!r} as graph; received {graph!r}.")
         if rank is not None and not is_whole_number(rank, 1, 2**31):
             raise ValueError(
                 f"Gossip: expected a whole number as rank, at least 1, or None; received {rank!r}."
@@ -93,10 +86,10 @@ class Gossip(LocalSteps):
         """Returns the share of a neighbour in a worker's mean.
 
         Raises:
-            ValueError: If the graph does not exist for `size` workers, or if the neighbours' shares
-                leave nothing for the worker's own weights, so that training would diverge.
+            ValueError: If the neighbours' shares leave nothing for the worker's own weights, so
+                that training would diverge.
         """
-        neighbours = degree(self.graph, size)
+        neighbours = min(2, size - 1)
         share = self.diffusion / (neighbours + 1)
         if share * neighbours >= 1:
             raise ValueError(

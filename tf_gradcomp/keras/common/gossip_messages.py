@@ -13,12 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.groups.communicator import Sent
 from tf_gradcomp.keras.common.gossip import Gossip
-from tf_gradcomp.keras.common.gossip_graphs import RANDOM_PAIRS, matchings_of
 
 _SEED = 2008_01425
 _ZERO = 1e-30  # the largest entry of a column that has no direction
@@ -41,7 +39,7 @@ class Outgoing(NamedTuple):
 
     messages: list[tf.Tensor]
     bases: list[list[tf.Tensor]]
-    signs: list[tf.Tensor]
+    signs: list[float]
 
 
 class Messages:
@@ -55,11 +53,9 @@ class Messages:
 
     Attributes:
         uncompressed: Whether all weights are sent uncompressed.
-        edges: The number of partners in a round.
-        matchings: For each edge, the index of its matching in the graph. Both partners of an edge
-            have the same index. Random pairs have a single matching, drawn in each round.
-        factor_sizes: The number of float32 elements that a worker stores for each edge: in the
-            factors of rows, and in the factors of columns. Random pairs store no factors.
+        partners: The ranks of the neighbours on the ring.
+        factor_sizes: The number of float32 elements that a worker stores for each partner: in the
+            factors of rows, and in the factors of columns.
     """
 
     def __init__(
@@ -80,29 +76,8 @@ class Messages:
             place for place in range(len(self._shapes)) if place not in compressed
         ]
         self.uncompressed = not self._matrices
-        matchings = matchings_of(settings.graph, size)
-        self._random = settings.graph == RANDOM_PAIRS
-        own = matchings[:, rank]
-        active = np.flatnonzero(own != rank)
-        self._partners = own if self._random else own[active]
-        self.matchings = [0] if self._random else active.tolist()
-        self.edges = len(self.matchings)
-        self.factor_sizes = tuple(
-            0 if self._random else self._length(rows=side) for side in (True, False)
-        )
-
-    def partners(self, round_number: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the partner on each edge; the worker itself if it rests in this round.
-
-        Args:
-            round_number: int32 scalar, equal on all workers.
-        """
-        if not self._random:
-            return [tf.constant(partner) for partner in self._partners]
-        drawn = tf.random.stateless_uniform(
-            [], [_SEED, round_number], 0, len(self._partners), tf.int32, alg="philox"
-        )
-        return [tf.gather(tf.constant(self._partners), drawn)]
+        self.partners = sorted({(rank - 1) % size, (rank + 1) % size})
+        self.factor_sizes = tuple(self._length(rows=side) for side in (True, False))
 
     def outgoing(
         self,
@@ -116,17 +91,16 @@ class Messages:
 
         Args:
             weights: The worker's weights.
-            factors: float32 [edges, elements], the factors of the round before.
-            round_number: As for `partners`.
+            factors: float32 [partners, elements], the factors of the round before.
+            round_number: int32 scalar, equal on all workers.
             rows: Whether this round exchanges factors of rows; otherwise factors of columns.
         """
-        partners = self.partners(round_number)
         bases = [
             self._bases(factors[edge], partner, round_number, rows=not rows)
-            for edge, partner in enumerate(partners)
+            for edge, partner in enumerate(self.partners)
         ]
         products = [
-            tf.split(self._product(one, weights[one.place], of_one, rows=rows), self.edges, 1)
+            tf.split(self._product(one, weights[one.place], of_one, rows=rows), len(bases), 1)
             for one, *of_one in zip(self._matrices, *bases, strict=True)
         ]
         uncompressed = [
@@ -134,9 +108,9 @@ class Messages:
         ]
         messages = [
             tf.concat([*(tf.reshape(of_one[edge], [-1]) for of_one in products), *uncompressed], 0)
-            for edge in range(self.edges)
+            for edge in range(len(bases))
         ]
-        signs = [tf.where(partner < self._rank, 1.0, -1.0) for partner in partners]
+        signs = [1.0 if partner < self._rank else -1.0 for partner in self.partners]
         return Outgoing(messages, bases, signs)
 
     def corrections(
@@ -171,14 +145,14 @@ class Messages:
         signed = zip(differences, outgoing.signs, strict=True)
         return corrections, tf.stack([sign * one[:length] for one, sign in signed])
 
-    def sent(self, partners: Sequence[tf.Tensor], *, rows: bool) -> tuple[Sent, tf.Tensor]:
+    def sent(self, *, rows: bool) -> tuple[Sent, tf.Tensor]:
         """Returns the bytes that the worker sends in a round, in total and for each weight."""
         numbers = [math.prod(shape) for shape in self._shapes]
         for one in self._matrices:
             numbers[one.place] = self._columns * (one.rows if rows else one.columns)
-        awake = [tf.cast(tf.not_equal(one, self._rank), tf.int64) for one in partners]
-        each = 4 * tf.add_n(awake) * tf.constant(numbers, tf.int64)
-        total = tf.reduce_sum(each) + 4 * tf.add_n(awake)  # a message begins with its sender
+        each = 4 * len(self.partners) * tf.constant(numbers, tf.int64)
+        # A message begins with its sender.
+        total = tf.reduce_sum(each) + 4 * len(self.partners)
         return Sent(total, total), each
 
     def _length(self, *, rows: bool) -> int:
@@ -191,7 +165,7 @@ class Messages:
         return [tf.reshape(part, [-1, self._columns]) for part in parts]
 
     def _bases(
-        self, factors: tf.Tensor, partner: tf.Tensor, round_number: tf.Tensor, *, rows: bool
+        self, factors: tf.Tensor, partner: int, round_number: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
         """Returns the orthonormal bases, which are equal on both partners.
 
@@ -199,13 +173,11 @@ class Messages:
         """
         if self.uncompressed:
             return []
-        pair = tf.minimum(partner, self._rank) * self._size + tf.maximum(partner, self._rank)
+        pair = min(partner, self._rank) * self._size + max(partner, self._rank)
         drawn = tf.random.stateless_normal(
             [self._length(rows=rows)], [_SEED + pair, round_number], alg="philox"
         )
         random = self._factors(drawn, rows=rows)
-        if self._random:
-            return [_orthonormal(factor) for factor in random]
         bases = []
         for factor, other in zip(self._factors(factors, rows=rows), random, strict=True):
             largest = tf.reduce_max(tf.abs(factor), 0, keepdims=True)

@@ -64,7 +64,7 @@ class GossipRounds(Rounds):
     def _new_factors(self) -> list[tf.Variable]:
         messages = self._messages
         factors = [
-            own_variable(tf.zeros([messages.edges, numbers]), f"gossip_{side}", True)
+            own_variable(tf.zeros([len(messages.partners), numbers]), f"gossip_{side}", True)
             for side, numbers in zip(("rows", "columns"), messages.factor_sizes, strict=True)
         ]
         return [shared_variable(0, tf.int64, "gossip_rounds"), *factors]
@@ -109,17 +109,17 @@ class GossipRounds(Rounds):
     def _moves_by(
         self, weights: Sequence[tf.Tensor], round_number: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
-        messages, partners = self._messages, self._messages.partners(round_number)
+        messages = self._messages
         earlier, new = (self._of_columns, self._of_rows)[:: 1 if rows else -1]
         outgoing = messages.outgoing(weights, earlier.read_value(), round_number, rows=rows)
         received = [
             self._pairs.swap(message, partner, round_number)
-            for message, partner in zip(outgoing.messages, partners, strict=True)
+            for message, partner in zip(outgoing.messages, messages.partners, strict=True)
         ]
         moves, factors = messages.corrections(outgoing, received, rows=rows)
         if new.shape[1]:
             new.assign(factors)
-        sent, each = messages.sent(partners, rows=rows)
+        sent, each = messages.sent(rows=rows)
         count_exchange(self._exchange.setup, self._places, sent, each)
         return moves
 
