@@ -54,7 +54,7 @@ CHECKS = {
         "loop_in_a_function",
         "batch_normalization",
     ),
-    "strategy": (*UNCOMPRESSED, "eager", "mixed_precision", "two_optimizers"),
+    "strategy": (*UNCOMPRESSED, "second_strategy", "eager", "mixed_precision", "two_optimizers"),
 }
 
 
@@ -121,6 +121,16 @@ def test_steps_per_execution_changes_nothing(way):
     assert three["weights"] == one["weights"]
     assert three["slots"] == one["slots"]
     assert three["loss"] == one["history"]["loss"]
+
+
+@pytest.mark.quick("compressor on the strategy")
+def test_a_second_strategy_with_equal_settings_is_the_first_and_trains_alike():
+    for report in seen("strategy"):
+        first, second = report["callbacks_and_metrics"], report["second_strategy"]
+        assert second["is first"] == [True, True]
+        assert second["loss"] == first["history"]["loss"]
+        assert_equal_state(first, second)
+        assert "another compressor, two_level; use it again" in second["error"]
 
 
 def test_a_loop_in_a_function_trains_as_fit_does():

@@ -30,6 +30,7 @@ from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
 
+_DEFAULT_OPTIONS = tf.distribute.experimental.CommunicationOptions()
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
@@ -55,6 +56,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         agreed_variables: A context in which workers do not compare the variables they create.
     """
 
+    # TensorFlow connects workers once in a process, so one of several has one strategy.
+    _of_job: CheckedStrategy | None = None
+    _settings: Mapping[str, Any]
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Returns the strategy of the job if there is one; `__init__` then compares settings."""
+        return super().__new__(cls) if cls._of_job is None else cls._of_job
+
+    def __deepcopy__(self, _: Any) -> CheckedStrategy:
+        """Returns this strategy, because a copy would use the keys of its collectives."""
+        return self
+
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -76,15 +89,29 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         stall_after = waiting_times.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
-        self._ops: Any = None
+        ops: Any = None
         if compressor is not None:
-            self._ops = self._new_ops(compressor, policy)
+            ops = self._new_ops(compressor, policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
                 "compressor=gc.compressors.AdaComp()."
             )
         task = task_in(cluster_resolver)
+        settings: dict[str, Any] = {
+            "cluster": task,
+            "communication_options": vars(communication_options or _DEFAULT_OPTIONS),
+            "compressor": repr(ops and ops.compressor),
+            "policy": policy and policy.get_config(),
+            "two_level": two_level,
+            "heartbeat_timeout": heartbeat_timeout,
+            "stall_after": stall_after,
+            "compare_variables": compare_variables,
+        }
+        if self is self._of_job:
+            _check_equal(self._settings, settings)
+            return
+        self._settings, self._ops = settings, ops
         if task is not None:
             rendezvous.warn_of_proxy(task)
             rendezvous.wait_for_workers(task, waiting_times.start_timeout())
@@ -101,8 +128,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ) from error
         self._two_level = two_level
         self.compare_variables = compare_variables
-        if self._ops is not None:
-            tf_private.install(self, self._ops)
+        if ops is not None:
+            tf_private.install(self, ops)
         tf_private.allow_collectives_in_loops(self)
         tf_private.exchange_no_empty_tensors(self)
         self.group = StrategyGroup(self)
@@ -128,6 +155,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "compare_variables": compare_variables,
             }
         )
+        if self.group.processes.size > 1:
+            CheckedStrategy._of_job = self
 
     def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:
         """Returns the progress of this worker, and has it watched."""
@@ -316,6 +345,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _own(self, leaf: Any) -> Any:
         return self.experimental_local_results(leaf)[0]
+
+
+def _check_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Refuses a second strategy of the job whose settings are not those of the first."""
+    differences = [name for name in first if first[name] != second[name]]
+    if differences:
+        raise ValueError(
+            "MultiWorkerMirroredStrategy: this process has a strategy already, with another "
+            f"{', '.join(differences)}; use it again. TensorFlow connects the workers once in a "
+            "process. For a model with another method, pass the compressor to "
+            "gc.CompressedOptimizer."
+        )
 
 
 def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Runs Keras' fit, evaluate and predict with their surroundings: FOLDER WAY,... CHECK,..."""
 
 import contextlib
+import copy
 import os
 import pathlib
 import time
@@ -78,6 +79,22 @@ def scalars_in(folder):
 
 def steps_per_execution(setup):
     return trained_as_above(setup, steps_per_execution=3)
+
+
+def second_strategy(setup):
+    """As where a notebook's cell runs twice; and a strategy with other settings."""
+    try:
+        gc.MultiWorkerMirroredStrategy(compressor="cast", two_level=False)
+        error = None
+    except ValueError as raised:
+        error = str(raised)
+    first, setup.strategy = setup.strategy, gc.MultiWorkerMirroredStrategy(compressor="adacomp")
+    copied = copy.deepcopy(first)
+    return {
+        **trained_as_above(setup),
+        "error": error,
+        "is first": [setup.strategy is first, copied is first],
+    }
 
 
 def eager(setup):

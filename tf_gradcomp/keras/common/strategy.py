@@ -43,6 +43,9 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
     Pass no compressor if the model uses `CompressedOptimizer`. With a compressor, the gradients of
     all other optimizers and training loops are compressed; see `CompressedAllReduce`.
 
+    In a job of several workers, a process has one strategy: a second one with equal settings is the
+    first.
+
     Args:
         cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
         communication_options: As for TensorFlow's strategy.
@@ -66,7 +69,8 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
         ValueError: If TF_CONFIG, `compressor`, `heartbeat_timeout` or `stall_after` is not valid,
-            or `policy` is given without `compressor`.
+            `policy` is given without `compressor`, or the process has a strategy with other
+            settings already.
         RuntimeError: If TensorFlow is already running, with several workers.
         TimeoutError: If a worker has not started within the number of seconds in the environment
             variable GRADCOMP_START_TIMEOUT, or within an hour.
