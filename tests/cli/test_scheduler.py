@@ -77,12 +77,32 @@ def test_tasks_that_are_not_in_blocks_are_refused():
             ("mpirun", 1, 2, 2),
         ),
         ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, ("mpirun", 5, 8, 4)),
+        (
+            SLURM  # of the daemon that has started the only rank
+            | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            None,
+        ),
         (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, 1)),  # srun --mpi=pmi2
     ],
 )
 def test_the_launcher_of_this_process_is_found(env, rank):
     found = scheduled(env)
     assert (found and (found.scheduler, found.rank, found.size, found.here)) == rank
+
+
+ONE_RANK = {
+    "srun -n 1": SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    "mpirun -n 1": {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"},
+}
+
+
+@pytest.mark.parametrize("launcher", ONE_RANK)
+def test_one_rank_starts_one_worker_unless_more_are_asked_for(program, launcher):  # noqa: F811
+    path = program("print(index)")
+    one, two = (gradcomp("run", *n, path, env=ONE_RANK[launcher]) for n in ([], ["-n", "2"]))
+    assert (one.returncode, one.stdout) == (0, "[worker 0] 0\n")
+    assert (two.returncode, len(two.stdout.splitlines())) == (0, 2)
 
 
 def test_ranks_of_a_machine_share_its_cores_out(monkeypatch):

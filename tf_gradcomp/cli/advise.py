@@ -18,7 +18,7 @@ from tf_gradcomp.cli.run import (
     program_command,
     thread_settings,
 )
-from tf_gradcomp.launch import Rank, scheduled
+from tf_gradcomp.launch import Rank, is_started_alone, scheduled
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
 
@@ -80,6 +80,8 @@ def advise(
             "TF_CONFIG is set, so this process is one worker of a cluster: leave out -n to measure "
             "the cluster, or unset TF_CONFIG to start workers on this machine."
         )
+    if workers is None and TF_CONFIG not in os.environ and is_started_alone():
+        workers = 1
     if place is None and TF_CONFIG not in os.environ and workers is None:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py)."

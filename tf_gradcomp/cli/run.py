@@ -24,6 +24,7 @@ from tf_gradcomp.launch import (
     Survey,
     gpus_of_workers,
     horovod_ranks,
+    is_started_alone,
     scheduled,
 )
 
@@ -324,6 +325,8 @@ def _gpus(workers: int, each: int, horovod: bool) -> list[dict[str, str]]:
 def _given(workers: int | None, args: tuple[str, ...]) -> int:
     if workers is not None:
         return workers
+    if is_started_alone():
+        return 1
     raise click.UsageError(
         "Missing option '-n', the number of workers to start on this machine."
         f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun or "

@@ -8,7 +8,14 @@ from tf_gradcomp.launch.horovod_ranks import horovod_ranks
 from tf_gradcomp.launch.hosts import Host, Placed, Survey, parse_hosts, survey_hosts
 from tf_gradcomp.launch.job import PASSED_SIGNALS, THIS_MACHINE, LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
-from tf_gradcomp.launch.scheduler import LATEST, Addresses, Rank, addresses_of_all, scheduled
+from tf_gradcomp.launch.scheduler import (
+    LATEST,
+    Addresses,
+    Rank,
+    addresses_of_all,
+    is_started_alone,
+    scheduled,
+)
 from tf_gradcomp.launch.slots import Slots
 from tf_gradcomp.launch.tasks import Tasks
 
@@ -29,6 +36,7 @@ __all__ = [
     "addresses_of_all",
     "gpus_of_workers",
     "horovod_ranks",
+    "is_started_alone",
     "parse_hosts",
     "scheduled",
     "survey_hosts",

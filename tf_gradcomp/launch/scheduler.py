@@ -61,11 +61,21 @@ class Addresses:
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
     """Returns the scheduler that started this process as one of several, or None."""
+    place = _place(env)
+    return place if place is not None and place.size > 1 else None
+
+
+def is_started_alone(env: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether a scheduler started this process alone, as by `srun -n 1`."""
+    place = _place(env)
+    return place is not None and place.size == 1
+
+
+def _place(env: Mapping[str, str]) -> Rank | None:
     for scheduler, *names in _VARIABLES:
         if all(name in env for name in names):
             rank, size = (int(env[name]) for name in names[:2])
-            if size > 1:
-                return Rank(scheduler, rank, size, _ranks_here(rank, env[names[2]]))
+            return Rank(scheduler, rank, size, _ranks_here(rank, env[names[2]]))
     return None
 
 
