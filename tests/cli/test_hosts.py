@@ -249,6 +249,19 @@ def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811
     assert done.stderr.endswith("on\nhost1: there is no ssh here\n")
 
 
+@pytest.mark.parametrize("command", ["methods", "info", "run -n 1", "run -H host1"])
+def test_files_named_like_standard_modules_break_no_command(program, ssh, tmp_path, command):  # noqa: F811
+    path = program("print('a line')")
+    (folder := tmp_path / "current").mkdir()
+    for name in ("json", "os", "select", "signal", "socket", "subprocess", "tempfile", "typing"):
+        (folder / f"{name}.py").write_text("raise SystemExit('this is no standard module')")
+    args = [*command.split(), *([path] if command.startswith("run") else [])]
+    script = [str(Path(sys.executable).with_name("gradcomp"))]
+    done = gradcomp(*args, env=ssh, cwd=folder, command=script)
+    assert done.returncode == 0, done.stderr
+    assert "no standard module" not in done.stdout + done.stderr
+
+
 def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
     for request, message in (
         ({"folder": "/no/folder"}, "there is no folder /no/folder"),

@@ -46,7 +46,7 @@ class Host:
     @property
     def connect(self) -> list[str]:
         """Returns the command that runs `LOADER` with this Python's path on the host."""
-        command = [sys.executable, "-c", LOADER]
+        command = [sys.executable, "-P", "-c", LOADER]  # without modules of the folder
         if self.is_local:
             return command
         return [*_SSH, self.name, f"exec {shlex.join(command)}"]
@@ -137,7 +137,7 @@ class Placed:
                 "guard": GUARD,
             }
             main = "from tf_gradcomp.launch.remote_worker import main; main()"
-            prefixes.append([sys.executable, "-c", main, json.dumps(place)])
+            prefixes.append([sys.executable, "-P", "-c", main, json.dumps(place)])
         return prefixes
 
 
