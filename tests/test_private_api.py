@@ -514,6 +514,34 @@ def test_on_batch_to_build_with(monkeypatch):
     assert tf_private_data.undistributed(data) is not None
 
 
+def test_on_build_that_fails(monkeypatch):
+    class_ = trainer.TensorFlowTrainer
+    monkeypatch.setattr(class_, "_symbolic_build", inspect.unwrap(class_._symbolic_build))
+    traced = []
+
+    def build(model, batch, error, trace):
+        assert "automatically build" in str(error)
+        trace(model.dense, batch)
+        traced.append(batch.shape)
+        return True
+
+    class Model(keras.Model):  # without `call`
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def train_step(self, data):
+            return {"sum": tf.reduce_sum(self.dense(data))}
+
+    on_training.on_build_that_fails(build)
+    with mirrored(1).scope():
+        model = Model()
+        model.compile("sgd")
+    model.fit(tf.ones((4, 3)), batch_size=4, verbose=0)
+    assert traced == [(4, 3)]
+    assert model.dense.built
+
+
 def test_on_arrays(monkeypatch):
     class_ = trainer.TFEpochIterator
     monkeypatch.setattr(class_, "__init__", class_.__init__)

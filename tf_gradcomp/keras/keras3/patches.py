@@ -156,6 +156,12 @@ TRAINING = (
         lambda: on_training.on_built(strategy.building),
     ),
     Patch(
+        (f"{_TRAINER}.TensorFlowTrainer._symbolic_build",),
+        "Models whose train_step takes another structure, or that have no call, do not train.",
+        "test_on_build_that_fails",
+        lambda: on_training.on_build_that_fails(strategy.build_by_step),
+    ),
+    Patch(
         (f"{_EPOCHS}.__init__",),
         "Workers with different numbers of batches hang; no public API tells the number.",
         "test_on_data",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -16,11 +16,13 @@ from tf_gradcomp.exchange.gradients import (
     native,
     path_of,
 )
+from tf_gradcomp.groups.handshake import WorkersDisagreeError
 from tf_gradcomp.groups.means import means_over_replicas
 from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.keras.common import losses
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce, with_missing
+from tf_gradcomp.keras.common.hooks import with_methods
 from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
@@ -86,6 +88,54 @@ def building(model: keras.Model) -> Iterator[None]:
                     "scope, so each worker would have its own copy; create metrics, and call "
                     "model.compile, inside `with strategy.scope():`."
                 )
+
+
+def build_by_step(
+    model: keras.Model, batch: Any, error: Exception, trace: Callable[..., Any]
+) -> bool:
+    """Builds a model and its optimizers by tracing its own `train_step` or `test_step`.
+
+    Variables cannot be created when replicas run a step. Returns False if all steps are Keras' own.
+    """
+    names = ("train_step", "test_step")
+    own = [name for name in names if getattr(type(model), name) != getattr(keras.Model, name)]
+    if isinstance(error, WorkersDisagreeError) or not own:
+        return False
+    trained: list[tuple[Any, list[Any]]] = []
+
+    def recording(optimizer: Any) -> dict[str, Callable[..., None]]:
+        def apply(grads: Any, trainable_variables: Any = None) -> None:
+            trained.append((optimizer, list(trainable_variables or ())))
+
+        def apply_gradients(grads_and_vars: Any) -> None:
+            trained.append((optimizer, [variable for _, variable in grads_and_vars]))
+
+        return {"apply": apply, "apply_gradients": apply_gradients}
+
+    with contextlib.ExitStack() as stack:
+        for optimizer in _optimizers_in(vars(model).values()):
+            stack.enter_context(with_methods(optimizer, **recording(optimizer)))
+        for name in own * 2:  # without variables, the first trace may end before the optimizer
+            try:
+                trace(getattr(model, name), batch)
+            except WorkersDisagreeError:
+                raise
+            except Exception:  # raised again where replicas run the step
+                continue
+    for optimizer, variables in trained:
+        if variables and not optimizer.built:
+            optimizer.build(variables)
+    return True
+
+
+def _optimizers_in(values: Iterable[Any]) -> Iterator[keras.optimizers.Optimizer]:
+    for value in values:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _optimizers_in(value)
+        elif isinstance(value, dict):
+            yield from _optimizers_in(value.values())
 
 
 def may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.random import seed_generator as _seed_generator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -52,6 +53,24 @@ def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) ->
             original(self, iterator, data_batch)
 
     replace(_trainer.TensorFlowTrainer, "_maybe_symbolic_build", hooked)
+
+
+def on_build_that_fails(build: Callable[..., bool]) -> None:
+    """Has `build(model, batch, error, trace)` called where Keras cannot build a model.
+
+    Keras calls the model with the first part of the batch, only under a strategy. `trace(function,
+    ...)` traces a function, and creates the variables of layers. If `build` returns False, Keras'
+    error is raised.
+    """
+
+    def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        try:
+            original(self, iterator, data_batch)
+        except Exception as error:
+            if not build(self, data_batch, error, compute_output_spec):
+                raise
+
+    replace(_trainer.TensorFlowTrainer, "_symbolic_build", hooked)
 
 
 def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -> None:
