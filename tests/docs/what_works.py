@@ -189,7 +189,7 @@ ROWS = {
         ],
         [
             f"{HOROVOD}ranks_report_their_differences",
-            f"{HOROVOD}a_late_rank_is_named_and_the_others_end_with_an_error_when_it_is_killed",
+            f"{HOROVOD}the_others_end_with_an_error_when_a_rank_is_killed",
         ],
         [
             f"{KERAS2}three_get_advice_and_report_differences[strategy]",
