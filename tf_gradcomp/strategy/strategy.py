@@ -32,6 +32,8 @@ from tf_gradcomp.tf_config import read_tf_config
 
 _DEFAULT_OPTIONS = tf.distribute.experimental.CommunicationOptions()
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
+# The strategy of several workers. TensorFlow connects them only once in a process.
+_of_workers: list[CheckedStrategy] = []
 
 
 def _kind_of(device: str) -> str:
@@ -56,13 +58,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         agreed_variables: A context in which workers do not compare the variables they create.
     """
 
-    # TensorFlow connects workers once in a process, so one of several has one strategy.
-    _of_job: CheckedStrategy | None = None
     _settings: Mapping[str, Any]
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Returns the strategy of the job if there is one; `__init__` then compares settings."""
-        return super().__new__(cls) if cls._of_job is None else cls._of_job
+        return _of_workers[0] if _of_workers else super().__new__(cls)
 
     def __deepcopy__(self, _: Any) -> CheckedStrategy:
         """Returns this strategy, because a copy would use the keys of its collectives."""
@@ -108,7 +108,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             "stall_after": stall_after,
             "compare_variables": compare_variables,
         }
-        if self is self._of_job:
+        if self in _of_workers:
             _check_equal(self._settings, settings)
             return
         self._settings, self._ops = settings, ops
@@ -156,7 +156,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             }
         )
         if self.group.processes.size > 1:
-            CheckedStrategy._of_job = self
+            _of_workers.append(self)
 
     def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:
         """Returns the progress of this worker, and has it watched."""
@@ -384,7 +384,7 @@ def is_checked(strategy: tf.distribute.Strategy) -> bool:
 
 def strategy_of_workers() -> CheckedStrategy | None:
     """Returns the strategy that makes this process one of several workers, if any."""
-    return next((one for one in _strategies if one.group.processes.size > 1), None)
+    return next(iter(_of_workers), None)
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
