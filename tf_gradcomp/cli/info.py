@@ -62,12 +62,13 @@ def _quiet_tensorflow() -> None:
 
 def _add_versions(report: _Report) -> None:
     report.add("tf_gradcomp", __version__)
-    for name, package in (("Keras", "keras"), ("NumPy", "numpy")):
-        try:
-            report.add(name, metadata.version(package))
-        except metadata.PackageNotFoundError:
+    packages = metadata.packages_distributions()  # Keras may be of the package keras-nightly
+    for name, module in (("Keras", "keras"), ("NumPy", "numpy")):
+        if module in packages:
+            report.add(name, metadata.version(packages[module][0]))
+        else:
             report.add(name, "not installed")
-            report.problems.append(f"{name} is not installed: pip install {package}")
+            report.problems.append(f"{name} is not installed: pip install {module}")
     report.add("Python", f"{platform.python_version()} ({sys.executable})")
     report.add("platform", platform.platform())
 

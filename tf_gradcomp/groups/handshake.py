@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -26,15 +24,9 @@ def package_versions() -> dict[str, str]:
     return {
         "tf_gradcomp": metadata.version("tf-gradcomp"),
         "tensorflow": tf.__version__,
-        "keras": metadata.version("tf_keras" if _wants_tf_keras() else "keras"),
+        "keras": tf.keras.__version__,
         "byte order and machine": platform.machine(),
     }
-
-
-def _wants_tf_keras() -> bool:
-    """Returns whether `tf.keras` is `tf_keras`, by the same variable that TensorFlow reads."""
-    wanted = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
-    return wanted and importlib.util.find_spec("tf_keras") is not None
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:

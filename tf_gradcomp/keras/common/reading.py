@@ -55,7 +55,7 @@ class PyDatasetReader:
         self._indices: Iterable[int] | None = None
         self._turns = Turns()
 
-    def start(self) -> None:
+    def start(self, _epoch: int = 0) -> None:
         """Does nothing: an iterator starts reading by itself."""
 
     def stop(self) -> None:

@@ -29,7 +29,7 @@ from tf_gradcomp.strategy.patches import TENSORFLOW, Patch
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _EPOCHS = f"{_TRAINER}.TFEpochIterator"
-_BUILD = f"{_TRAINER}.TensorFlowTrainer._maybe_symbolic_build"
+_BUILD = "keras.Model._maybe_symbolic_build"
 _CALLBACKS = "keras.src.callbacks.callback_list.CallbackList"
 _GENERATORS = "keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter"
 _SAVING = "keras.src.saving.saving_lib"

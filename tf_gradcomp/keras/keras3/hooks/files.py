@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import json
 import math
@@ -39,18 +40,26 @@ def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool
         original: Any,
         model: Any,
         filepath: Any,
-        weights_format: str = "h5",
-        zipped: bool = True,
+        *args: Any,  # Keras 3.15 has the format of the weights here, and Keras 3.16 has not
+        **kwargs: Any,
     ) -> None:
-        as_usual = functools.partial(original, model, filepath, weights_format, zipped)
+        call = inspect.signature(original).bind(model, filepath, *args, **kwargs)
+        call.apply_defaults()
+        zipped = call.arguments["zipped"]
         path = str(filepath)
+
+        def write_to(target: Any) -> None:
+            call.arguments["filepath"] = target
+            original(*call.args, **call.kwargs)
+
+        as_usual = functools.partial(write_to, filepath)
 
         def one_file() -> None:
             with replacing(path) as file:
-                original(model, file, weights_format)
+                write_to(file)
 
         def folder() -> None:
-            original(model, buffer := io.BytesIO(), weights_format)
+            write_to(buffer := io.BytesIO())
             with replacing_path(path) as new, zipfile.ZipFile(buffer) as archive:
                 archive.extractall(new)
 

@@ -52,7 +52,7 @@ def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) ->
         with building(self):
             original(self, iterator, data_batch)
 
-    replace(_trainer.TensorFlowTrainer, "_maybe_symbolic_build", hooked)
+    replace(keras.Model, "_maybe_symbolic_build", hooked)
 
 
 def on_build_that_fails(build: Callable[..., bool]) -> None:
@@ -88,7 +88,7 @@ def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -
             iterator = iterator if data_batch is None else None
         original(self, iterator, data_batch)
 
-    replace(_trainer.TensorFlowTrainer, "_maybe_symbolic_build", hooked)
+    replace(keras.Model, "_maybe_symbolic_build", hooked)
 
 
 def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
