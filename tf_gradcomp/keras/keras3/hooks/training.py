@@ -70,7 +70,7 @@ def on_build_that_fails(build: Callable[..., bool]) -> None:
             if not build(self, data_batch, error, compute_output_spec):
                 raise
 
-    replace(_trainer.TensorFlowTrainer, "_symbolic_build", hooked)
+    replace(keras.Model, "_symbolic_build", hooked)
 
 
 def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -> None:
