@@ -15,10 +15,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import click
+import numpy as np
 from machine import processor
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras.callbacks.delay_check import Waiting
+from tf_gradcomp.keras.callbacks.delay_check import cosine
 from tf_gradcomp.simulation.task import load
 
 
@@ -27,12 +28,15 @@ def cosines(program: str, method: str, learners: int, steps: int, every: int) ->
     task = load(program)(seed=0)
     policy = gc.Policy.from_model(task.model)
     job = gc.simulation.Learners(task.model, learners, method, policy, graph=True)
-    waiting, found = Waiting(), []
+    before: list[np.ndarray] = []
+    found = []
     batches = itertools.chain.from_iterable(itertools.repeat(task.batches))
     for step, (x, y) in enumerate(itertools.islice(batches, steps), 1):
         job.train_on_batch(x, y)
         if step % every == 0:
-            found.append(waiting.cosine(job.exchange.residuals[0]))
+            now = [np.array(residual) for residual in job.exchange.residuals[0]]
+            found.append(cosine(before, now))
+            before = now
     return found
 
 

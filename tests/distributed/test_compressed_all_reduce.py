@@ -67,7 +67,7 @@ def main(kind):
     passages = []
 
     def recorded(ops, reduce_op, pairs, options=None):
-        step = ops._step
+        step = ops._step.get()
         names = [variable.name for variable in step.variables] if step else []
         passages.append((names, step is not None))
         return batch_reduce(ops, reduce_op, pairs, options)

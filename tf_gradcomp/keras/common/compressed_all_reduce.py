@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +74,9 @@ class CompressedAllReduce(tf_private.ForwardingOps):
         self._method = _method_of(self.compressor)
         # An exchange lives as long as the first of its variables.
         self._exchanges: list[tuple[weakref.ref[tf.Variable], GradientExchange]] = []
-        self._step: _Step | None = None
+        # The step whose gradients the next `batch_reduce` of this thread gets.
+        self._step: contextvars.ContextVar[_Step | None]
+        self._step = contextvars.ContextVar("step", default=None)
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """Returns the exchange built for `variables` and perhaps others; None if there is none."""
@@ -167,20 +170,21 @@ class CompressedAllReduce(tf_private.ForwardingOps):
         self, step: _Step, strategy: tf.distribute.Strategy, gradients: Sequence[Any]
     ) -> Sequence[Any]:
         check_not_in_xla()  # TensorFlow would use other ops
-        self._step = step
+        token = self._step.set(step)
         try:
             pairs = list(zip(gradients, step.variables, strict=True))
             return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
         finally:
-            self._step = None
+            self._step.reset(token)
 
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any = None
     ) -> Any:
         """Reduces several values; see `tf.distribute.CrossDeviceOps`. Gradients are compressed."""
-        step, self._step = self._step, None  # an exchange may reduce other values
+        step = self._step.get()
         if step is None:
             return super().batch_reduce(reduce_op, value_destination_pairs, options)
+        self._step.set(None)  # an exchange may reduce other values
         gradients = [gradient for gradient, _ in value_destination_pairs]
         group = step.exchange.group
         reduce = functools.partial(step.exchange.reduce, variables=step.variables)
