@@ -18,6 +18,7 @@ ROOMS = [
     "stall_reports",
     "tf_config",
     "proxies",
+    "replacements",
     "horovod_here",
     "tf_private",
     "tf_private_data",

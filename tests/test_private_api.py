@@ -6,7 +6,9 @@ When a test here fails, a release of TensorFlow or Keras has changed what its na
 import ast
 import contextlib
 import inspect
+import logging
 import os
+import pkgutil
 import queue
 import subprocess
 import sys
@@ -44,7 +46,9 @@ from tf_gradcomp.keras.keras3 import keras_private, patches
 from tf_gradcomp.keras.keras3.hooks import files as on_files
 from tf_gradcomp.keras.keras3.hooks import optimizers as on_optimizers
 from tf_gradcomp.keras.keras3.hooks import training as on_training
+from tf_gradcomp.replacements import ChangedFunctionError
 from tf_gradcomp.strategy import undivided_means
+from tf_gradcomp.strategy.patches import UntestedVersionError, apply
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
@@ -444,9 +448,9 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
     monkeypatch.setattr(TFOptimizer, name, getattr(TFOptimizer, name))
     seen = []
 
-    def reduce(self, pairs, original):
+    def reduce(self, grads_and_vars, original):
         seen.append(self)
-        return [(2 * gradient, variable) for gradient, variable in original(self, pairs)]
+        return [(2 * gradient, variable) for gradient, variable in original(self, grads_and_vars)]
 
     on_optimizers.on_reduce_gradients(reduce)
     optimizer.apply([tf.ones(2)], [variable])
@@ -675,7 +679,7 @@ def test_read_py_datasets(monkeypatch):
             return np.full((2, 1), index, "float32"), np.zeros((2, 1), "float32")
 
     class Backwards:
-        start = stop = begin_epoch = lambda self: calls.append("other")
+        start = stop = begin_epoch = lambda self, *_: calls.append("other")
         get = lambda self: (data[i] for i in range(3, -1, -1))  # noqa: E731
 
     class_ = trainer.TFEpochIterator
@@ -899,7 +903,7 @@ def test_on_broken_file(tmp_path, monkeypatch):
         ("m.weights.json", "m.weights.json", small_model().load_weights),
     ):
         os.truncate(tmp_path / part, 30)
-        with pytest.raises((NameError, ValueError)) as broken:
+        with pytest.raises((NameError, OSError, ValueError)) as broken:
             load(tmp_path / name)
         assert f"broken: {name}" in broken.value.__notes__
     with pytest.raises(ValueError, match="File not found") as missing:
@@ -1021,6 +1025,105 @@ def test_on_collectives(workers):
 def test_each_patch_has_a_test(patch):
     assert callable(globals().get(patch.test)), patch.test
     assert patch.why
+
+
+def remove(monkeypatch, name):
+    """Removes a function from its module or class; the class of a function that each class has."""
+    owner_name, _, attribute = name.rpartition(".")
+    if attribute.startswith("__"):
+        owner_name, _, attribute = owner_name.rpartition(".")
+    owner = pkgutil.resolve_name(owner_name)
+    for one in inspect.getmro(owner) if inspect.isclass(owner) else [owner]:
+        if attribute in vars(one):
+            monkeypatch.delattr(one, attribute)
+
+
+def restored(monkeypatch, names):
+    """Returns the owners, names and values of functions, which the end of the test restores."""
+    found = []
+    for name in names:
+        owner_name, _, attribute = name.rpartition(".")
+        owner = pkgutil.resolve_name(owner_name)
+        value = vars(owner).get(attribute)
+        if value is not None:
+            monkeypatch.setattr(owner, attribute, value)
+            found.append((owner, attribute, value))
+    return found
+
+
+# The first adds methods that TensorFlow lacks. MultiOptimizer is absent in some releases.
+REMOVED = [patch for patch in patches.PATCHES[1:] if patch.test != "test_on_multi_optimizer"]
+
+
+@pytest.mark.parametrize("patch", REMOVED, ids=lambda patch: patch.replaces[-1])
+def test_what_a_release_removes_is_skipped_with_one_line_or_named_in_one_error(
+    monkeypatch, caplog, patch
+):
+    monkeypatch.setattr(logging.getLogger("tf_gradcomp"), "propagate", True)
+    before = restored(monkeypatch, patch.replaces)
+    target = next((one for one in patch.replaces if ".__" not in one), patch.replaces[-1])
+    remove(monkeypatch, target)
+    if patch.essential:
+        with pytest.raises(UntestedVersionError, match=target) as error:
+            apply([patch], "Keras 9.9", "Install Keras 3.")
+        text = str(error.value)
+    else:
+        apply([patch], "Keras 9.9", "Install Keras 3.")
+        (record,) = caplog.records
+        text = record.getMessage()
+        assert patch.why in text
+    assert "With Keras 9.9" in text or "with Keras 9.9" in text
+    assert target in text
+    assert text.endswith("Install Keras 3.")
+    for owner, name, value in before:
+        assert vars(owner).get(name, value) is value
+
+
+def test_a_function_that_takes_other_arguments_is_not_replaced():
+    class Keras:
+        def save(self, path, zipped=True, shard=None):
+            pass
+
+    with pytest.raises(ChangedFunctionError, match="self, path, zipped, shard"):
+        hooks.replace(Keras, "save", lambda original, self, path, zipped=True: None)
+    hooks.replace(Keras, "save", lambda original, self, path, *args, **kwargs: path)
+    assert Keras().save(1) == 1
+
+
+_BROKEN = """
+    import json, os, sys
+
+    import keras
+    from keras.src.backend.tensorflow import trainer
+
+    import tf_gradcomp as gc
+
+    if sys.argv[1] == "function":
+        del trainer.reduce_per_replica
+    else:
+        sys.modules["keras.src.trainers.data_adapters.array_data_adapter"] = None
+    try:
+        gc.CompressedOptimizer("sgd")
+    except ImportError as error:
+        json.dump(str(error), open(os.environ["RESULT_PATH"] + ".json", "w"))
+"""
+
+
+@pytest.mark.parametrize("missing", ["function", "module"])
+def test_a_release_without_what_training_needs_ends_in_one_error_at_construction(missing):
+    (worker,) = run_workers(_BROKEN, 1, [missing])
+    text = result(worker)
+    assert text.startswith(f"tf_gradcomp cannot train with Keras {keras.__version__} and Tensor")
+    assert ("reduce_per_replica" if missing == "function" else "array_data_adapter") in text
+    assert 'It is tested with Keras 3.15, and TensorFlow 2.17 to 2.21: pip install "keras' in text
+
+
+def test_nothing_is_missing_or_changed_here(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("tf_gradcomp"), "propagate", True)
+    for patch in patches.PATCHES:
+        restored(monkeypatch, patch.replaces)
+    apply(patches.PATCHES, "these", "")
+    assert not caplog.records
 
 
 _PATCHED_BY_CREATION = """

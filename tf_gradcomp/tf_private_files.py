@@ -16,6 +16,8 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.saved_model import save as _saved_model
 from tensorflow.python.trackable import base as _trackable
 
+from tf_gradcomp.replacements import check_replacement
+
 _Note = Callable[[bool], None]
 _WriteCheckpoint = Callable[[Any, str, Any, Callable[[str, Any], Any], _Note], None]
 _leaves_files = False  # whether checkpoints' files are left to another worker
@@ -107,7 +109,6 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
     class_ = _checkpoint.Checkpoint
     original = class_._write
 
-    @functools.wraps(original)
     def hooked(self: Any, file_prefix: Any, options: Any = None) -> Any:
         if not isinstance(file_prefix, str) or not tf.executing_eagerly():
             return original(self, file_prefix, options)
@@ -129,7 +130,8 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
         write(self, file_prefix, options, functools.partial(original, self), note)
         return file_prefix
 
-    class_._write = hooked
+    check_replacement(original, hooked)
+    class_._write = functools.wraps(original)(hooked)
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
         setattr(_checkpoint_management, name, _unless_shared(getattr(_checkpoint_management, name)))
 
@@ -142,11 +144,11 @@ def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> Non
     """
     original = _saved_model.save_and_return_nodes
 
-    @functools.wraps(original)
     def hooked(obj: Any, export_dir: str, *args: Any, **kwargs: Any) -> Any:
         return save(obj, export_dir, lambda path: original(obj, path, *args, **kwargs))
 
-    _saved_model.save_and_return_nodes = hooked
+    check_replacement(original, hooked)
+    _saved_model.save_and_return_nodes = functools.wraps(original)(hooked)
 
 
 def _unless_shared(original: Callable[..., None]) -> Callable[..., None]:

@@ -377,9 +377,9 @@ def test_on_reduce_gradients(monkeypatch):
         monkeypatch.setattr(class_, name, getattr(class_, name))
     seen = []
 
-    def reduce(optimizer, pairs, original):
-        seen.append(optimizer)
-        return [(2 * gradient, variable) for gradient, variable in original(optimizer, pairs)]
+    def reduce(self, grads_and_vars, original):
+        seen.append(self)
+        return [(2 * gradient, variable) for gradient, variable in original(self, grads_and_vars)]
 
     hooks.on_reduce_gradients(reduce)
     for optimizer in (keras.optimizers.SGD(1.0), legacy.SGD(1.0)):

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from tf_gradcomp import tf_private, tf_private_data, tf_private_files, tf_private_random
+from tf_gradcomp.groups.notices import warn_user
+from tf_gradcomp.replacements import ChangedFunctionError
 from tf_gradcomp.strategy import random_numbers, undivided_means
 from tf_gradcomp.strategy.coordinated import save_model, write_checkpoint
 from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
@@ -22,6 +25,55 @@ class Patch(NamedTuple):
     test: str  # the test that fails if the patch no longer works
     install: Callable[[], None]  # replaces the functions; called once in a process
     upstream: str | None = None  # the upstream issue, if there is one
+    essential: bool = False  # whether jobs would be wrong without it; others are guards
+
+
+class UntestedVersionError(ImportError):
+    """A release of Keras or TensorFlow lacks a function that training needs."""
+
+
+def apply(patches: Sequence[Patch], versions: str, remedy: str) -> None:
+    """Applies patches; skips and logs a guard whose function is missing or has changed.
+
+    Args:
+        patches: The patches, in order.
+        versions: The versions in use, for messages.
+        remedy: What to install, for messages.
+
+    Raises:
+        UntestedVersionError: If the patch is essential.
+    """
+    for patch in patches:
+        before = [_attribute(name) for name in patch.replaces]
+        try:
+            patch.install()
+        except (AttributeError, ChangedFunctionError) as error:
+            for owner, name, value in before:
+                if value is not _MISSING:
+                    setattr(owner, name, value)
+            names = ", ".join(patch.replaces)
+            if patch.essential:
+                raise UntestedVersionError(
+                    f"tf_gradcomp cannot train with {versions}: {names} is missing or has changed "
+                    f"({error}). {remedy}"
+                ) from error
+            warn_user(
+                f"With {versions}, {names} is missing or has changed ({error}), so this protection "
+                f"is off: {patch.why} {remedy}"
+            )
+
+
+_MISSING = object()
+
+
+def _attribute(name: str) -> tuple[Any, str, Any]:
+    """Returns the owner of an attribute, its name, and its value if there is one."""
+    owner_name, _, attribute = name.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(owner_name)
+    except (AttributeError, ImportError):
+        return None, attribute, _MISSING
+    return owner, attribute, vars(owner).get(attribute, _MISSING)
 
 
 _VARIABLE = "tensorflow.python.distribute.values.DistributedVariable"
@@ -91,6 +143,7 @@ TENSORFLOW = (
         "Workers that save to one path overwrite each other's files.",
         "test_on_checkpoint_write",
         lambda: tf_private_files.on_checkpoint_write(write_checkpoint),
+        essential=True,
     ),
     Patch(
         ("tensorflow.python.saved_model.save.save_and_return_nodes",),

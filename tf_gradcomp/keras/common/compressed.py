@@ -43,7 +43,7 @@ from tf_gradcomp.keras.common.precondition import (
 )
 from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.taking_local_steps import TakesLocalSteps
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.version import install_patches, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -81,7 +81,7 @@ class Compressed(TakesLocalSteps):
     ) -> None:
         super().__init__(name=name, **self._base_settings)  # type: ignore[call-arg]
         inner = checked_inner(inner_optimizer, self._accepted, Compressed, self._within)
-        keras_module("patches").install()
+        install_patches()
         self._find_group = group_finder(group)
         self.reduction = checked_reduction(reduction)
         self.inner_optimizer = inner

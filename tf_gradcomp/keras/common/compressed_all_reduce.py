@@ -18,7 +18,7 @@ from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.replacing import replacement_of
 from tf_gradcomp.exchange.setup import Candidate, Method
-from tf_gradcomp.keras.common.version import keras_module
+from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.policy import LayerPolicy, checked_policy
 from tf_gradcomp.strategy.undivided_means import tell_of_undivided_mean
 
@@ -68,7 +68,7 @@ class CompressedAllReduce(tf_private.ForwardingOps):
         policy: LayerPolicy | None = None,
     ) -> None:
         super().__init__()
-        keras_module("patches").install()
+        install_patches()
         self.compressor = replacement_of(compressors.get(compressor))
         self._policy = checked_policy(policy)
         self._method = _method_of(self.compressor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.replacements import ChangedFunctionError, check_replacement
 
 _callbacks: contextvars.ContextVar[Sequence[keras.callbacks.Callback]]
 _callbacks = contextvars.ContextVar("callbacks", default=())
@@ -38,8 +40,10 @@ def replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
     """Has `by(original, ...)` called in place of a function, with the arguments of the function.
 
     `by` is no lambda if the function is called in a traced step: AutoGraph cannot convert these.
+    The parameters of `by` must be those of the function, or end with `*args` and `**kwargs`.
     """
     original = getattr(owner, name)
+    check_replacement(original, by, more=1)
 
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +57,13 @@ def replace_method(class_: type, name: str, by: Callable[..., Any]) -> None:
 
     AutoGraph does not convert `by`. Unlike `replace`, this adds no frame to a step.
     """
+    original = getattr(class_, name)
+    _, *theirs = inspect.signature(original).parameters
+    _, *ours, _ = inspect.signature(by).parameters
+    if theirs != ours:
+        raise ChangedFunctionError(f"its parameters are {', '.join(theirs)}")
     by = tf.autograph.experimental.do_not_convert(by)
-    setattr(class_, name, functools.partialmethod(by, original=getattr(class_, name)))
+    setattr(class_, name, functools.partialmethod(by, original=original))
 
 
 def after_init(class_: type, then: Callable[[Any, Mapping[str, Any]], None]) -> None:

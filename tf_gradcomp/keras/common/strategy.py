@@ -20,7 +20,7 @@ from tf_gradcomp.keras.common.compressed_all_reduce import (
     CompressedAllReduce,
     compressed_all_reduce,
 )
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.version import install_patches, keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
@@ -79,7 +79,7 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
     @staticmethod
     def _install_patches() -> None:
-        keras_module("patches").install()
+        install_patches()
 
     _new_ops = CompressedAllReduce
 

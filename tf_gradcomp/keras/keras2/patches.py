@@ -1,11 +1,9 @@
-"""The table of all patches of Keras 2, and `install()`, which applies them.
+"""The table of all patches of Keras 2, which `install_patches` of `common/version.py` applies.
 
-A `CompressedOptimizer` and a `MultiWorkerMirroredStrategy` call `install()` when they are created.
+A `CompressedOptimizer` and a `MultiWorkerMirroredStrategy` call it when they are created.
 """
 
 from __future__ import annotations
-
-import functools
 
 from tf_gradcomp.keras.common import equality, files
 from tf_gradcomp.keras.common.hooks import (
@@ -34,6 +32,7 @@ PATCHES = (
         "Only this function knows which tensor is the gradient of which variable.",
         "test_on_reduce_gradients",
         lambda: hooks.on_reduce_gradients(strategy.reduce_in_optimizer),
+        essential=True,
     ),
     Patch(
         ("tf.keras.Model.make_train_function",),
@@ -58,6 +57,7 @@ PATCHES = (
         "Keras multiplies the metrics of all workers by the number of workers.",
         "test_on_sums_of_steps",
         lambda: hooks.on_sums_of_steps(strategy.sums_of_step),
+        essential=True,
     ),
     Patch(
         (f"{PACKAGE}.src.utils.metrics_utils.result_wrapper",),
@@ -91,12 +91,14 @@ PATCHES = (
         "Workers that save to one path overwrite each other's files.",
         "test_on_save",
         lambda: hooks.on_save(files.save),
+        essential=True,
     ),
     Patch(
         tuple(f"tf.keras.callbacks.CallbackList.on_epoch_{end}" for end in ("begin", "end")),
         "The chief's callbacks save alone; the workers' state must be collected before.",
         "test_on_epochs",
         lambda: on_epochs(files.release, files.collect_at_epoch_end, equality.compare_settings),
+        essential=True,
     ),
     Patch(
         ("tf.keras.callbacks.TensorBoard.set_model", "tf.keras.callbacks.CSVLogger.on_train_begin"),
@@ -105,10 +107,3 @@ PATCHES = (
         lambda: on_logs(files.log_path),
     ),
 )
-
-
-@functools.cache
-def install() -> None:
-    """Applies all patches, once in a process."""
-    for patch in PATCHES:
-        patch.install()

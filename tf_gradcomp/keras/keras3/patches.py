@@ -1,6 +1,6 @@
-"""The table of all patches of Keras 3, and `install()`, which applies them.
+"""The table of all patches of Keras 3, which `install_patches` of `common/version.py` applies.
 
-A `CompressedOptimizer` and a `MultiWorkerMirroredStrategy` call `install()` when they are created.
+A `CompressedOptimizer` and a `MultiWorkerMirroredStrategy` call it when they are created.
 If two rows replace the same function, the later replacement calls the earlier one.
 """
 
@@ -40,24 +40,28 @@ OPTIMIZERS = (
         "Only this function knows which tensor is the gradient of which variable.",
         "test_on_reduce_gradients",
         lambda: on_optimizers.on_reduce_gradients(strategy.reduce_in_optimizer),
+        essential=True,
     ),
     Patch(
         ("keras.src.optimizers.base_optimizer.BaseOptimizer.iterations",),
         "An optimizer that applies the sums of several batches at once still counts batches.",
         "test_applying_at_once_counts_updates",
         lambda: on_optimizers.on_iterations(keras_private.batches_of_update),
+        essential=True,
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.apply",),
         "A worker decides from its own gradients whether to skip a step, and other workers hang.",
         "test_on_loss_scaled_apply",
         lambda: on_optimizers.on_loss_scaled_apply(loss_scale.apply_scaled),
+        essential=True,
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.check_finite",),
         "The same around a plain optimizer or a MultiOptimizer under our strategy.",
         "test_on_check_finite",
         lambda: on_optimizers.on_check_finite(loss_scale.finite_on_all),
+        essential=True,
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.load_own_variables",),
@@ -154,6 +158,7 @@ TRAINING = (
         "The first batch of a generator is lost, and metrics are not checked for their scope.",
         "test_on_built_and_generators",
         lambda: on_training.on_built(strategy.building),
+        essential=True,
     ),
     Patch(
         ("keras.Model._symbolic_build",),
@@ -173,6 +178,7 @@ TRAINING = (
         "test_stock_keras_still_fails_under_the_stock_strategy",
         lambda: on_training.on_means_of_steps(strategy.means_of_step),
         "keras-team/keras#20585",
+        essential=True,
     ),
     Patch(
         tuple(
@@ -187,6 +193,7 @@ TRAINING = (
             equality.compare_settings,
             files.synchronize,
         ),
+        essential=True,
     ),
     Patch(
         ("keras.callbacks.TensorBoard.set_model", "keras.callbacks.CSVLogger.on_train_begin"),
@@ -206,6 +213,7 @@ FILES = (
         "Workers overwrite each other's file, and a kill leaves half a file.",
         "test_on_save",
         lambda: on_files.on_save(files.save, files.leaves_out_optimizer),
+        essential=True,
     ),
     Patch(
         (f"{_SAVING}.get_attr_skipset",),
@@ -231,10 +239,3 @@ FILES = (
 )
 
 PATCHES = (*TENSORFLOW, *OPTIMIZERS, *TRAINING, *FILES)
-
-
-@functools.cache
-def install() -> None:
-    """Applies all patches, once in a process."""
-    for patch in PATCHES:
-        patch.install()

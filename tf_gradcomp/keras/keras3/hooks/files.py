@@ -189,7 +189,7 @@ _OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], Non
 def on_backups(save: _OnBackup, restore: _OnBackup, delete: _OnBackup) -> None:
     """Has each function called with `(callback, original)` for a `BackupAndRestore` method."""
 
-    def hooked(hook: _OnBackup, original: Any, self: Any, logs: Any = None) -> None:
+    def hooked(hook: _OnBackup, original: Any, self: Any, *_: Any) -> None:
         hook(self, functools.partial(original, self))
 
     hooks = {"_save_model": save, "on_train_begin": restore, "on_train_end": delete}
