@@ -545,3 +545,37 @@ def test_weights_without_a_gradient_stay_as_they_are(compressor):
     assert report.dense_bytes == 4 * 3
     assert model.dense.bias.numpy() != 0
     np.testing.assert_array_equal(model.unused.numpy(), np.ones(3))
+
+
+class AddPositions(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.positions = keras.layers.Embedding(3, 4)
+
+    def call(self, x):
+        return x + self.positions(keras.ops.arange(3))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_tables_of_positions_and_of_words_train_as_in_one_process(graph):
+    words = np.tile(np.arange(6).reshape(2, 3), (8, 1))  # the same for each learner
+    y = words.sum(1, keepdims=True).astype("float32")
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                *(keras.Input((3,), dtype="int32"), keras.layers.Embedding(6, 4), AddPositions()),
+                *(keras.layers.Flatten(), keras.layers.Dense(1)),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.1, epsilon=0.5), "mse")
+        models.append(model)
+    alone, shared = models
+    alone.fit(words, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    learners = gc.simulation.Learners(shared, 4, "no_compression", graph=graph)
+    learners.fit([(words[:8], y[:8]), (words[8:], y[8:])], epochs=3)
+    # Sums are over 8 rows, 3 words and 12 inputs, of gradients below 100.
+    bound = training(gain=0.1 / 0.5, terms=8 + 3 + 12, steps=6, gradients=100)
+    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 _NOT_VALUES = ("Shape", "ShapeN", "Size", "Rank", "ReadVariableOp", "VariableShape")
+_independent: contextvars.ContextVar[frozenset[int]]
+_independent = contextvars.ContextVar("independent", default=frozenset())
 _DATA = ("IteratorGetNext", "OptionalGetValue", "PyFunc", "EagerPyFunc")
 
 
@@ -29,7 +34,7 @@ def sum_of_concatenated(
     slices once. Keras squares slices one by one. The slices of words therefore stay as they are:
     in one process, too, each word of the batch has its own.
     """
-    if _comes_from_data(local.indices):
+    if not is_independent(local):
         return slices
     size = tf.size(slices.indices)
     count = size // replicas
@@ -42,21 +47,42 @@ def sum_of_concatenated(
     return tf.IndexedSlices(values, slices.indices[:length], slices.dense_shape)
 
 
-def _comes_from_data(tensor: tf.Tensor) -> bool:
-    """Returns whether a traced step computes a tensor from its arguments; False if it is eager."""
-    waiting, known = [tensor], set()
+@contextlib.contextmanager
+def assuming_independent(gradients: Iterable[Any]) -> Iterator[None]:
+    """Within this context, the lookups with these gradients are known not to depend on a batch."""
+    slices = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+    token = _independent.set(frozenset(id(one.indices) for one in slices))
+    try:
+        yield
+    finally:
+        _independent.reset(token)
+
+
+def is_independent(gradient: Any) -> bool:
+    """Returns whether a gradient is of a lookup that does not depend on the batch.
+
+    A traced step computes the rows of such a lookup from none of its arguments. An eager step does
+    not show where its tensors come from.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    if id(gradient.indices) in _independent.get():
+        return True
+    if not tf.is_symbolic_tensor(gradient.indices):
+        return False
+    waiting, known = [gradient.indices], set()
     while waiting:
         tensor = waiting.pop()
         if not tf.is_symbolic_tensor(tensor) or tensor.op in known or tensor.op.type in _NOT_VALUES:
             continue
         known.add(tensor.op)
         if tensor.op.type.startswith(_DATA):
-            return True
+            return False
         waiting += tensor.op.inputs
         if tensor.op.type == "Placeholder":
             captures = getattr(tensor.graph, "captures", ())
             outer = [value for value, placeholder in captures if placeholder is tensor]
             if not outer:
-                return True
+                return False
             waiting += outer
-    return False
+    return True

@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private
+from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
+from tf_gradcomp.groups.slices import assuming_independent, is_independent
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
@@ -31,7 +32,8 @@ from tf_gradcomp.simulation.learners_moments import LearnersMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
-from tf_gradcomp.strategy import random_numbers
+from tf_gradcomp.strategy.random_numbers import drawing_as
+from tf_gradcomp.tf_private import counting_replicas
 
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
@@ -114,14 +116,14 @@ class Learners:
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         most = self.exchange.policy.max_dense_elements
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
-        traced = _traced(self._reduce)
-        self._reduce_unseen = traced if graph else self._reduce
+        self._reduce_unseen = _traced(self._reduce) if graph else self._reduce
         self._residual_norm = _traced(self._mean_residual_norm)
         self._gradients = _traced(self._gradients_of_one)
         self._apply_own = _traced(self._apply_of_one)
         self._apply = _traced(self._apply_reduced)
         keras_private.build(model.optimizer, model.trainable_variables)
         self._random_states: Any = []  # before the step
+        self._independent: list[int] = []  # the tables with lookups of no batch
         self._rounds: LearnersRounds | None = None
         if settings and learners > 1:
             self._rounds = LearnersRounds(model, settings, self.exchange)
@@ -315,10 +317,9 @@ class Learners:
     def _summary(self, reports: list[StepReport], rows: list[int]) -> dict[str, float]:
         payload = float(np.mean([report.payload_bytes for report in reports]))
         sent = float(np.mean([report.sent_bytes for report in reports]))
-        whole = float(reports[0].dense_bytes)
         return {
             "loss": float(np.average([report.loss for report in reports], weights=rows)),
-            **measures_per_step(self._size, payload, sent, whole),
+            **measures_per_step(self._size, payload, sent, reports[0].dense_bytes),
             "skipped_steps": float(self.exchange.skipped_steps),
             "residual_norm": reports[-1].residual_norm,
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
@@ -334,14 +335,12 @@ class Learners:
 
     def _gradients_of_one(self, learner: Any, x: Any, y: Any) -> tuple[Any, list[Gradient]]:
         variables = self.model.trainable_variables
-        with (
-            tf_private.counting_replicas(self._size),
-            random_numbers.drawing_as(learner),
-            tf.GradientTape() as tape,
-        ):
+        with counting_replicas(self._size), drawing_as(learner), tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
-        return loss, tape.gradient(loss, [native(v) for v in variables])
+        gradients = tape.gradient(loss, [native(v) for v in variables])
+        self._independent = [i for i, one in enumerate(gradients) if is_independent(one)]
+        return loss, gradients
 
     def _apply_of_one(self, gradients: list[Gradient]) -> None:
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
@@ -373,7 +372,8 @@ class Learners:
         given = [[of_one[i] for i in numbers] for of_one in all_gradients]
         inner = self._moments.inner_state(variables)
         observing = observe and observe(numbers)
-        result = self.exchange.reduce_in_lockstep(given, variables, inner, observing)
+        with assuming_independent(own[i] for own in all_gradients for i in self._independent):
+            result = self.exchange.reduce_in_lockstep(given, variables, inner, observing)
         for number, total in zip(numbers, result.gradients, strict=True):
             sums[number] = total
         return StepResult(sums, result.finite, result.sent)
