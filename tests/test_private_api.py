@@ -175,6 +175,8 @@ def test_built_again():
     twice = tf.data.Dataset.zip((rows.batch(4).map(drawn), rows.batch(4)))
     dataset = twice.with_options(tf.data.Options()).prefetch(1)
     assert tf_private_data.built_again(dataset, lambda graph: False) is dataset
+    source = tf.data.Dataset.from_tensor_slices(np.ones(4))
+    assert not hasattr(source, "gradcomp_arguments")  # which would keep the array
     added = 3
     again = tf_private_data.built_again(dataset, lambda graph: graph is graphs[0])
     for one, step in ((dataset, 1), (again, 3)):

@@ -130,10 +130,18 @@ def record_constructors() -> None:
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         dataset: Any = object.__new__(cls)
-        dataset.gradcomp_arguments = args, kwargs
+        if _holds_dataset((args, kwargs)):  # the arrays of other datasets must not stay in memory
+            dataset.gradcomp_arguments = args, kwargs
         return dataset
 
     class_.__new__ = new
+
+
+def _holds_dataset(value: Any) -> bool:
+    if isinstance(value, (tuple, list, dict)):
+        values = value.values() if isinstance(value, dict) else value
+        return any(map(_holds_dataset, itertools.islice(values, 1000)))  # may be rows
+    return isinstance(value, tf.data.Dataset)
 
 
 def built_again(dataset: Any, draws: Callable[[tf.Graph], bool]) -> tf.data.Dataset:
