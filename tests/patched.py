@@ -1,10 +1,8 @@
 """Functions of Keras and TensorFlow, to see which of them a program has replaced."""
 
-import functools
 import inspect
 import pkgutil
 import sys
-import types
 
 _PACKAGES = ("keras.src", "tensorflow.python")
 
@@ -23,8 +21,8 @@ def snapshot():
 
 
 def _functions(owner):
-    kinds = (types.FunctionType, property, functools.partialmethod)
-    return {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+    """Returns functions, and on classes also properties and other descriptors."""
+    return {name: value for name, value in vars(owner).items() if hasattr(type(value), "__get__")}
 
 
 def changed(before):

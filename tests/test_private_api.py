@@ -447,7 +447,7 @@ def test_on_multi_optimizer(monkeypatch, optimizer, variable):
 
 def test_on_reduce_gradients(monkeypatch, optimizer, variable):
     name = "_all_reduce_sum_gradients"
-    monkeypatch.setattr(TFOptimizer, name, getattr(TFOptimizer, name))
+    monkeypatch.setattr(TFOptimizer, name, vars(TFOptimizer)[name])
     seen = []
 
     def reduce(self, grads_and_vars, original):

@@ -374,7 +374,7 @@ def test_on_reduce_gradients(monkeypatch):
         (keras.optimizers.Optimizer, "aggregate_gradients"),
         (legacy.Optimizer, "_aggregate_gradients"),
     ):
-        monkeypatch.setattr(class_, name, getattr(class_, name))
+        monkeypatch.setattr(class_, name, vars(class_)[name])
     seen = []
 
     def reduce(self, grads_and_vars, original):

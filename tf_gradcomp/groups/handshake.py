@@ -24,9 +24,14 @@ def package_versions() -> dict[str, str]:
     return {
         "tf_gradcomp": metadata.version("tf-gradcomp"),
         "tensorflow": tf.__version__,
-        "keras": tf.keras.__version__,
+        "keras": keras_version(),
         "byte order and machine": platform.machine(),
     }
+
+
+def keras_version() -> str:
+    """Returns the version of `tf.keras`; the module of tf_keras has none."""
+    return getattr(tf.keras, "__version__", None) or metadata.version("tf_keras")
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 Keras calls `apply_gradients` of a wrapper. Of an optimizer under a strategy that compresses, it
 calls `reduce_in_optimizer`, and a training loop calls `reduce_gradients`. A merge call runs in the
-thread of `strategy.run`. The count excludes this function, which is older than Keras' call.
+thread of `strategy.run`. The count excludes this function and the one that calls the first step,
+which are older than Keras' call.
 """
 
 import sys
@@ -20,6 +21,7 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver
 
 LIBRARY = str(Path(gc.__file__).parent)
+OLDER = [("strategy/strategy.py", "run"), ("keras/common/hooks.py", "first")]
 FIRST = ("apply_gradients", "reduce_in_optimizer", "reduce_gradients")
 found = {}
 create = tf.Graph._create_op_internal
@@ -41,7 +43,7 @@ def stacks():
 def noting(graph, op_type, *args, **kwargs):
     if method and op_type.startswith("Collective"):
         frames = [frame for _, one in sorted(stacks(), reverse=True) for frame in one]
-        frames = [frame for frame in frames if frame != ("strategy/strategy.py", "run")]
+        frames = [frame for frame in frames if frame not in OLDER]
         names = [name for _, name in frames]
         first = next((name for name in FIRST if name in names), None)
         if first:  # metrics are averaged elsewhere

@@ -62,8 +62,20 @@ def replace_method(class_: type, name: str, by: Callable[..., Any]) -> None:
     _, *ours, _ = inspect.signature(by).parameters
     if theirs != ours:
         raise ChangedFunctionError(f"its parameters are {', '.join(theirs)}")
-    by = tf.autograph.experimental.do_not_convert(by)
-    setattr(class_, name, functools.partialmethod(by, original=original))
+    setattr(class_, name, _Method(tf.autograph.experimental.do_not_convert(by), original))
+
+
+class _Method:
+    """A method that calls a function with `original`, by no frame of its own."""
+
+    def __init__(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self._function, self._original = function, original
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        bound = () if instance is None else (instance,)
+        call: Any = functools.partial(self._function, *bound, original=self._original)
+        call.__wrapped__ = self._original  # has the signature
+        return call
 
 
 def after_init(class_: type, then: Callable[[Any, Mapping[str, Any]], None]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_gradcomp.groups.handshake import keras_version
 from tf_gradcomp.strategy.patches import Patch, UntestedVersionError, apply
 
 IS_KERAS_2 = not hasattr(tf.keras, "ops")
@@ -40,7 +41,7 @@ def install_patches() -> None:
     Raises:
         UntestedVersionError: If a function that training needs is missing or has changed.
     """
-    versions = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
+    versions = f"Keras {keras_version()} and TensorFlow {tf.__version__}"
     tested, install = _TESTED_2 if IS_KERAS_2 else _TESTED_3
     remedy = f"It is tested with {tested}: pip install {install}."
     try:

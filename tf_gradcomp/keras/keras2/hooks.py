@@ -42,8 +42,8 @@ def on_result_of_metric(note: Callable[[Any], None]) -> None:
     In a replica's context, the result counts all replicas.
     """
 
-    def hooked(original: Any, result: Callable[..., Any]) -> Callable[..., Any]:
-        of_keras = original(result)
+    def hooked(original: Any, result_fn: Callable[..., Any]) -> Callable[..., Any]:
+        of_keras = original(result_fn)
 
         def noted(*args: Any) -> Any:
             of_all = of_keras(*args)
