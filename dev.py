@@ -8,6 +8,7 @@
     python3 dev.py test --oldest           # some tests with the oldest TensorFlow supported
     python3 dev.py test --keras2           # those of Keras 2, with TensorFlow 2.15
     python3 dev.py test --tf-keras         # some of those, with the newest TensorFlow and tf_keras
+    python3 dev.py test --next             # an example and some tests, with the next releases
     python3 dev.py kernels                 # whether a kernel is far slower than recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
@@ -29,6 +30,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -77,6 +79,9 @@ if(PROJECT_NAME STREQUAL gloo)
   set_property(DIRECTORY PROPERTY EXCLUDE_FROM_ALL TRUE)
 endif()
 """
+KERAS_NIGHTLY = "keras-nightly"
+TESTED_KERAS = "3.15"
+EXAMPLE = ["-m", "tf_gradcomp.cli", "run", "-n", "2", "keras_examples/minimal.py"]
 NOTHING = {"python": None, "digest": None, "extras": []}
 NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so", "__pycache__")
 
@@ -132,6 +137,10 @@ KERAS2 = Target(
     mark="",
     tests=("-n0", "tests/keras2"),
 )
+# `find_next` fills in the versions.
+NEXT = dataclasses.replace(
+    OLDEST, tensorflow="(next)", pythons=NEWEST.pythons, folder=ROOT / ".venv-next"
+)
 TF_KERAS = dataclasses.replace(
     NEWEST,
     mark="tf_keras",
@@ -154,14 +163,24 @@ def main() -> int:
     extras = arguments.extras
     if tests and target is NEWEST:
         extras = (*extras, "ray")
+    if target is NEXT:
+        with alone_in(NEWEST.folder):
+            prepare(NEWEST, extras, compiler)
+        target = find_next()
+        if target is None:
+            return 0
     with alone_in(target.folder):
         prepare(target, extras, compiler)
+        if target.folder == NEXT.folder:
+            prepare_keras_nightly(target)
         if tests and target in (NEWEST, TF_KERAS):
             prepare_tf_keras(target)
-        if arguments.horovod and target is not OLDEST:
+        if arguments.horovod and target.mark != OLDEST.mark:
             prepare_horovod(target, compiler)
     if tests:
-        codes = [run_tests(*some) for some in tests_to_run(target, arguments)]
+        is_next = target.folder == NEXT.folder
+        codes = [run([target.python, *EXAMPLE], target.tree)] if is_next else []
+        codes += [run_tests(*some) for some in tests_to_run(target, arguments)]
     else:
         commands = [[*command, *arguments.extra] for command in arguments.commands]
         codes = [run([target.python, *command], target.tree) for command in commands]
@@ -182,6 +201,42 @@ def tests_to_run(
     yield target, [*marked, *target.tests]
     if target is NEWEST:
         yield TF_KERAS, ["-m", TF_KERAS.mark if arguments.all else NEWEST.mark, *TF_KERAS.tests]
+
+
+def find_next() -> Target | None:
+    """Returns the pre-releases in the index that are newer than what is tested, if any.
+
+    Only this repository may fail the tests, so pre-releases that cannot be installed are left out.
+    """
+    tensorflow, keras = map(newest_in_index, (tensorflow_package(), KERAS_NIGHTLY))
+    target = dataclasses.replace(NEXT, tensorflow=NEWEST.tensorflow)
+    if minor_of(tensorflow) > minor_of(NEWEST.tensorflow):
+        target = dataclasses.replace(target, tensorflow=tensorflow)
+    if minor_of(keras) > minor_of(TESTED_KERAS):
+        target = dataclasses.replace(target, packages=(f"{KERAS_NIGHTLY}=={keras}",))
+    packages = packages_of(target)
+    if packages == packages_of(NEWEST):
+        print("The index has no TensorFlow or Keras that is newer than the tested ones.")
+        return None
+    command = [NEWEST.python, "-m", "uv", "pip", "install", "--dry-run", *packages]
+    if run([*command, "--python", NEWEST.python], ROOT):
+        print(f"The next releases cannot be installed here: {', '.join(packages)}.")
+        return None
+    print(f"The next releases: {', '.join(packages)}", flush=True)
+    return target
+
+
+def newest_in_index(package: str) -> str:
+    """Returns the newest version in the index, with pre-releases; empty if there is none."""
+    command = [NEWEST.python, "-m", "pip", "index", "versions", "--pre", package]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    versions = re.match(rf"{package} \((\S+)\)", found)
+    return versions[1] if versions else ""
+
+
+def minor_of(version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def run_tests(target: Target, arguments: list[str]) -> int:
@@ -242,6 +297,7 @@ def parse_arguments() -> argparse.Namespace:
                 ("--oldest", OLDEST, "Keras 3"),
                 ("--keras2", KERAS2, "Keras 2"),
                 ("--tf-keras", TF_KERAS, "tf_keras, which is Keras 2"),
+                ("--next", NEXT, "Keras, the newest pre-releases of the index"),
             ):
                 subparser.add_argument(
                     option,
@@ -445,6 +501,14 @@ def prepare_tf_keras(target: Target) -> None:
         pip(target, "install", "Keras 2 as tf_keras", ["--no-deps", package])
 
 
+def prepare_keras_nightly(target: Target) -> None:
+    """Installs a nightly build of Keras in place of the release, which has the same folder."""
+    if target.packages and any(target.folder.glob("lib/python*/site-packages/keras-*.dist-info")):
+        run([target.python, "-m", "pip", "uninstall", "--quiet", "--yes", "keras"], ROOT)
+        options = ["--no-deps", "--force-reinstall", *target.packages]
+        pip(target, "install", "the nightly build of Keras", options)
+
+
 def prepare_horovod(target: Target, compiler: str) -> None:
     """Installs Horovod, built for this TensorFlow and Python, or an earlier build's wheel."""
     tensorflow = next(target.folder.glob("lib/python*/site-packages/tensorflow*.dist-info")).stem
@@ -526,9 +590,14 @@ def make_environment(folder: Path) -> None:
 
 
 def packages_of(target: Target) -> list[str]:
-    """TensorFlow and its companions; on x86-64, the package without GPU support."""
+    """Returns TensorFlow and its companions, for pip."""
+    return [f"{tensorflow_package()}=={target.tensorflow}", *target.packages]
+
+
+def tensorflow_package() -> str:
+    """Returns the name of TensorFlow's package; on x86-64, of the one without GPU support."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [f"{'tensorflow-cpu' if x86 else 'tensorflow'}=={target.tensorflow}", *target.packages]
+    return "tensorflow-cpu" if x86 else "tensorflow"
 
 
 def build_environment(compiler: str) -> dict[str, str]:
@@ -581,7 +650,8 @@ def read_stamp(stamp: Path) -> dict:
 
 def inputs_digest(target: Target) -> str:
     """A digest of all inputs of an environment and of the op library."""
-    digest = hashlib.sha256(f"{target.tensorflow} {target.tree}".encode())
+    versions = [target.tensorflow, *target.packages, str(target.tree)]
+    digest = hashlib.sha256(" ".join(versions).encode())
     for name in BUILD_INPUTS:
         path = ROOT / name
         files = [path] if path.is_file() else sorted(path.rglob("*"))

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
@@ -55,8 +56,14 @@ def import_tensorflow():
             "pip install --no-build-isolation."
         ) from error
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-    if version not in SUPPORTED:
-        versions = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    versions = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    if version > max(SUPPORTED):
+        print(
+            f"warning: tf_gradcomp is tested with TensorFlow {versions}, and is built for "
+            f"{tf.__version__}, which is newer.",
+            file=sys.stderr,
+        )
+    elif version not in SUPPORTED:
         raise SystemExit(
             f"tf_gradcomp supports TensorFlow {versions}; found {tf.__version__}: install a "
             "supported one, then build again."

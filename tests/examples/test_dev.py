@@ -3,11 +3,14 @@
 import contextlib
 import importlib.util
 import re
+import runpy
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,8 +80,12 @@ def runs_of_pytest(dev, monkeypatch, *argv):
     """The arguments of each run of pytest, and whether it is with tf_keras."""
     ran = []
 
-    def run(command, tree, variables):
-        ran.append((command[1 + len(dev.PYTEST) :], variables.get("TF_USE_LEGACY_KERAS") == "1"))
+    def run(command, tree, variables=None):
+        if command[1:] == dev.EXAMPLE:
+            ran.append("example")
+        else:
+            of_keras_2 = variables.get("TF_USE_LEGACY_KERAS") == "1"
+            ran.append((command[1 + len(dev.PYTEST) :], of_keras_2))
         return 0
 
     for name in ("check_python", "prepare", "prepare_tf_keras", "prepare_horovod"):
@@ -104,6 +111,45 @@ def test_the_quick_tests_are_run_unless_others_are_named(dev, monkeypatch):
         (["--tf-keras", "--", "tests/keras2"], [(["tests/keras2"], True)]),
     ):
         assert runs_of_pytest(dev, monkeypatch, *argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "keras", "installable", "expected"),
+    [
+        ("2.21.0", "3.15.0.dev1", True, None),
+        ("", "", True, None),  # the index cannot be asked
+        ("2.22.0rc0", "3.16.0.dev1", False, None),
+        ("2.22.0rc0", "3.16.0.dev1", True, ("2.22.0rc0", "keras-nightly==3.16.0.dev1")),
+        ("2.22.0rc0", "3.15.0.dev1", True, ("2.22.0rc0",)),
+        ("2.21.0", "3.16.0.dev1", True, ("2.21.*", "keras-nightly==3.16.0.dev1")),
+        ("2.9.0", "4.0.0.dev1", True, ("2.21.*", "keras-nightly==4.0.0.dev1")),
+    ],
+)
+def test_the_next_releases_are_those_newer_than_the_tested_ones(
+    dev, monkeypatch, tensorflow, keras, installable, expected
+):
+    newest = {dev.tensorflow_package(): tensorflow, dev.KERAS_NIGHTLY: keras}
+    monkeypatch.setattr(dev, "newest_in_index", newest.get)
+    monkeypatch.setattr(dev, "run", lambda *_: 0 if installable else 1)
+    target = dev.find_next()
+    assert (target and (target.tensorflow, *target.packages)) == expected
+
+
+def test_versions_of_the_index_are_read(dev, monkeypatch):
+    found = dev.subprocess.CompletedProcess([], 0, "keras-nightly (3.16.0.dev1)\nAvailable: 1\n")
+    monkeypatch.setattr(dev.subprocess, "run", lambda *_, **__: found)
+    assert dev.newest_in_index("keras-nightly") == "3.16.0.dev1"
+    found.stdout = ""
+    assert dev.newest_in_index("keras-nightly") == ""
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_the_next_releases_run_an_example_and_some_tests(dev, monkeypatch, found):
+    target = dev.dataclasses.replace(dev.NEXT, tensorflow="2.22.0rc0")
+    monkeypatch.setattr(dev, "find_next", lambda: target if found else None)
+    monkeypatch.setattr(dev, "prepare_keras_nightly", lambda target: None)
+    ran = runs_of_pytest(dev, monkeypatch, "--next")
+    assert ran == (["example", (["-m", "oldest"], False)] if found else [])
 
 
 def test_a_failure_of_any_run_of_the_tests_is_the_exit_code(dev, monkeypatch):
@@ -153,6 +199,22 @@ def test_wheels_are_built_for_the_tensorflows_with_keras_3(dev, monkeypatch):
     of_keras_2, *others = eval(supported)
     assert of_keras_2 == (2, 15)
     assert list(dev.TARGETS) == [f"{major}.{minor}" for major, minor in others]
+
+
+@pytest.mark.parametrize("version", ["2.21.1", "2.22.0-rc0", "3.0.0", "2.16.2", "1.15.5"])
+def test_the_ops_are_built_for_newer_tensorflows_with_a_warning(monkeypatch, capsys, version):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setitem(sys.modules, "tensorflow", types.SimpleNamespace(__version__=version))
+    import_tensorflow = runpy.run_path("setup.py")["import_tensorflow"]
+    if version < "2.17":
+        with pytest.raises(SystemExit, match=rf"supports TensorFlow .*; found {version}: install"):
+            import_tensorflow()
+        return
+    assert import_tensorflow().__version__ == version
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == (version != "2.21.1")
+    assert f"2.21, and is built for {version}, which is newer." in warning or not warning
 
 
 def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
