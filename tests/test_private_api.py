@@ -505,12 +505,13 @@ def test_on_data(monkeypatch):
 
 
 def test_on_batch_to_build_with(monkeypatch):
+    strategy = tf_gradcomp.MultiWorkerMirroredStrategy()
     class_ = keras.Model
-    monkeypatch.setattr(class_, "_maybe_symbolic_build", class_._maybe_symbolic_build)
+    stock = inspect.unwrap(class_._maybe_symbolic_build)
+    monkeypatch.setattr(class_, "_maybe_symbolic_build", stock)
     x = np.zeros((2, 1), "float32")
     taken = []
     on_training.on_batch_to_build_with(lambda *facts: taken.append(facts) or (x, x))
-    strategy = tf_gradcomp.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -616,7 +617,7 @@ def test_on_generator_keys(monkeypatch):
 def test_on_seeds(monkeypatch):
     monkeypatch.setattr(keras.random.SeedGenerator, "next", keras.random.SeedGenerator.next)
     seeds = []
-    on_training.on_seeds(lambda seed: seeds.append(seed.numpy().tolist()) or seed)
+    on_training.on_seeds(lambda seed, generator: seeds.append(seed.numpy().tolist()) or seed)
     layer = keras.layers.Dropout(0.5, seed=3)
     for _ in range(2):
         layer(np.ones((1, 2)), training=True)
@@ -723,6 +724,24 @@ def test_read_generators(monkeypatch):
     model.compile("sgd", "mse")
     model.fit(((x, x) for _ in range(9)), verbose=0, steps_per_epoch=3)
     assert calls == ["made", "iterator", 1, 2, 3]
+
+
+def test_create_iterators_on_demand(monkeypatch):
+    class_ = trainer.TFEpochIterator
+    for name in ("_get_iterator", "_enumerate_iterator"):
+        monkeypatch.setattr(class_, name, inspect.unwrap(getattr(class_, name)))
+    on_training.create_iterators_on_demand()
+    with mirrored(1).scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    made = []
+    distributed = input_lib.DistributedDataset
+    create = distributed.__iter__
+    monkeypatch.setattr(distributed, "__iter__", lambda self: made.append(1) or create(self))
+    x = np.ones((4, 1), "float32")
+    model.train_on_batch(x, x)  # builds all there is
+    model.fit(x, x, batch_size=2, epochs=3, verbose=0)
+    assert len(made) == 1 + 3  # Keras builds with the first; without the patch, 4 more
 
 
 def test_on_built_and_generators(monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import training
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "random_numbers.py"
@@ -73,6 +74,16 @@ def test_data_that_workers_share_are_augmented_as_in_one_process():
     workers = [worker["batches"]["shared"] for worker in job(2)]
     for parts in zip(*workers, plain["batches"]["shared"], strict=True):
         np.testing.assert_array_equal(np.concatenate(parts[:2]), parts[2])
+
+
+def test_fit_on_augmented_data_is_as_in_one_process():
+    (worker,), (plain,) = job(1), job(1, "plain")
+    assert worker["fit on augmented data"] == plain["fit on augmented data"]
+    # Sums are over 8 rows and 16 inputs, below 4; each of 12 steps moves weights by a tenth.
+    bound = training(gain=0.1, terms=8 + 16, steps=12, gradients=4 * 4 * 8)
+    for other in job(2):
+        weights = other["fit on augmented data"]
+        np.testing.assert_allclose(weights, plain["fit on augmented data"], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("way", ["by function", "own part", "files"])

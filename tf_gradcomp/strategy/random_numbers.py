@@ -20,6 +20,7 @@ from tf_gradcomp import tf_private_data
 _STRIDE = 0x9E3779B1  # keeps the seeds of replicas apart from the small seeds that programs choose
 _pipeline: contextvars.ContextVar[int] = contextvars.ContextVar("pipeline", default=0)
 _draw_numbers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()  # outside of replicas
+_generators_of_data: weakref.WeakSet[Any] = weakref.WeakSet()  # which draw in such graphs
 _learner: contextvars.ContextVar[tf.Tensor | None]
 _learner = contextvars.ContextVar("learner", default=None)
 
@@ -54,6 +55,17 @@ def building_pipeline(index: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def keeping_states_of_data() -> Iterator[None]:
+    """Within this context, data may be read without an effect on the numbers of later reads."""
+    states = [(each.state, each.state.numpy()) for each in _generators_of_data]
+    try:
+        yield
+    finally:
+        for state, value in states:
+            state.assign(value)
+
+
+@contextlib.contextmanager
 def drawing_as(learner: tf.Tensor) -> Iterator[None]:
     """Within this context, layers draw the numbers of the replica with a learner's index."""
     token = _learner.set(learner)
@@ -63,10 +75,12 @@ def drawing_as(learner: tf.Tensor) -> Iterator[None]:
         _learner.reset(token)
 
 
-def local_state_seed(state: tf.Tensor) -> tf.Tensor:
+def local_state_seed(state: tf.Tensor, generator: Any) -> tf.Tensor:
     """The seed that a replica draws with, from the two integers that all replicas have."""
     learner = _learner.get()
     index = _drawing_index() if learner is None else tf.cast(learner, state.dtype)
+    if tf.compat.v1.get_default_graph() in _draw_numbers:
+        _generators_of_data.add(generator)
     if isinstance(index, int) and index == 0:
         return state
     return state + index * tf.constant([_STRIDE, 0], state.dtype)

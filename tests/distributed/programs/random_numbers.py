@@ -191,6 +191,25 @@ def trained(epochs, callbacks=(), seed=11):
     return {"initial": initial, "trained": digest(model.weights)}
 
 
+def trained_on_augmented_data():
+    """Returns the weights of a linear model after `fit` on data whose function draws."""
+    keras.utils.set_random_seed(3)
+    images = np.random.RandomState(2).normal(size=(32, 4, 4, 1)).astype("float32")
+    layer = keras.layers.RandomFlip(seed=1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.SGD(0.1)
+        if WAY != "plain":
+            optimizer = gc.CompressedOptimizer(optimizer, "no_compression")
+        model.compile(optimizer, "mse")
+    rows = tf.data.Dataset.from_tensor_slices((images, images[:, 0, 0]))
+    rows = rows.map(lambda image, y: (layer(image, training=True), y))
+    model.fit(rows.batch(8).prefetch(2), epochs=3, verbose=0)
+    return model.get_weights()[0]
+
+
 def resumed():
     """Returns the weights after two epochs and after two more from the backup of the first two."""
     backup = gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False)
@@ -204,6 +223,7 @@ seen = {
     "drawn": drawn(),
     "batches": batches(),
     "fit": trained(4),
+    "fit on augmented data": trained_on_augmented_data(),
     "states": [own(state.value).tolist() for state in (dropout.seed_generator.state,)],
 }
 if WAY == "strategy" and SIZE > 1:

@@ -27,16 +27,18 @@ _PARTS = 8  # the maximum number of compared parts of a batch, such as inputs an
 
 
 def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
-    """Takes a batch, and tells the user if workers have other ones.
+    """Takes a batch, and tells the user if workers must have the same batch and have other ones.
 
-    Returns as many of its rows as a replica gets; None if workers need not read the same batches,
-    or if there is no batch.
+    Returns as many of its rows as a replica gets; None if a worker has its own files, or if there
+    is no batch.
     """
-    if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
+    if not isinstance(strategy, CheckedStrategy):
         return None
-    shared = tf_private_data.shared_by_workers(distributed)
-    if shared is None:
-        return None
+    replicas, shared = strategy.num_replicas_in_sync, tf_private_data.shared_by_workers(distributed)
+    if shared is None or replicas == 1:
+        own = tf_private_data.undistributed(distributed)
+        batch = None if own is None else next(iter(own.take(1)), None)
+        return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
     of_files = shared is not tf_private_data.undistributed(distributed)
     dataset = shared.batch(2**30) if of_files else shared  # all names at once
     batch = next(iter(dataset.take(1)), None)
@@ -46,7 +48,7 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
         tell_user(_FILES if of_files else _ROWS)
     if of_files or batch is None:
         return None
-    return tf.nest.map_structure(lambda part: _rows(part, strategy.num_replicas_in_sync), batch)
+    return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
 
 
 _ROWS = (

@@ -118,6 +118,12 @@ TRAINING = (
         lambda: on_training.read_generators(GeneratorReader),
     ),
     Patch(
+        (f"{_EPOCHS}._get_iterator", f"{_EPOCHS}._enumerate_iterator"),
+        "Iterators that Keras drops unread draw random numbers of the functions of data.",
+        "test_create_iterators_on_demand",
+        on_training.create_iterators_on_demand,
+    ),
+    Patch(
         (f"{_EPOCHS}.__init__",),
         "Each worker shuffles a PyDataset in its own order.",
         "test_read_py_datasets",

@@ -28,6 +28,7 @@ from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
 from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.strategy import random_numbers
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
@@ -78,7 +79,7 @@ def building(model: keras.Model) -> Iterator[None]:
     strategy are refused.
     """
     strategy = model.distribute_strategy
-    with reading_own(strategy):
+    with reading_own(strategy), random_numbers.keeping_states_of_data():
         yield
     if isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1:
         for variable in (v for metric in model.metrics for v in metric.variables):

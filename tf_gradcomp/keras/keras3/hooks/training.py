@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -103,11 +104,11 @@ def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
     after_init(_trainer.TFEpochIterator, rows_of)
 
 
-def on_seeds(change: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Has `change(seed)` return each seed that Keras draws with, from a generator's state."""
+def on_seeds(change: Callable[[tf.Tensor, Any], tf.Tensor]) -> None:
+    """Has `change(seed, generator)` return each seed that Keras draws with."""
 
     def hooked(original: Any, self: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        return change(original(self, *args, **kwargs))
+        return change(original(self, *args, **kwargs), self)
 
     replace(keras.random.SeedGenerator, "next", hooked)
 
@@ -157,6 +158,43 @@ def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -
         adapter.enqueuer, adapter.on_epoch_begin = reader, on_epoch_begin
 
     after_init(_trainer.TFEpochIterator, replace)
+
+
+class _IteratorOnDemand:
+    """Creates an iterator of distributed data when a step needs it.
+
+    At the end of each epoch, Keras creates an iterator that it then drops. Iterators of a strategy
+    read ahead at once, and their functions would draw random numbers.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __iter__(self) -> _IteratorOnDemand:
+        return _IteratorOnDemand(self._data)
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+    @functools.cached_property
+    def iterator(self) -> Any:
+        return iter(self._data)
+
+
+def create_iterators_on_demand() -> None:
+    """Creates no iterator of distributed data that Keras would drop unread."""
+
+    def on_demand(original: Any, self: Any) -> Any:
+        if isinstance(self.data_adapter, GeneratorDataAdapter | PyDatasetAdapter):
+            return original(self)
+        return _IteratorOnDemand(original(self))
+
+    def created(original: Any, self: Any) -> Iterator[Any]:
+        for begin, end, iterator in original(self):
+            yield begin, end, getattr(iterator, "iterator", iterator)
+
+    replace(_trainer.TFEpochIterator, "_get_iterator", on_demand)
+    replace(_trainer.TFEpochIterator, "_enumerate_iterator", created)
 
 
 def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
