@@ -15,6 +15,7 @@ from tests.bounds import assert_close, of_adam, rounding
 from tests.keras2.models import small_model
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
+from tests.workers import run_workers
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.groups import notices
 from tf_gradcomp.keras.common.hooks import (
@@ -367,6 +368,12 @@ def test_on_data(monkeypatch):
 )
 def test_each_patch_has_a_test(patch):
     assert callable(globals().get(patch.test)), patch.test
+
+
+def test_no_protection_is_off_here():
+    program = "import tf_gradcomp as gc; gc.CompressedOptimizer('sgd')"
+    (worker,) = run_workers(program, 1)
+    assert "is off" not in worker.stderr
 
 
 def test_on_reduce_gradients(monkeypatch):

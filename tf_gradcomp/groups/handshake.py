@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,9 @@ def package_versions() -> dict[str, str]:
 
 
 def keras_version() -> str:
-    """Returns the version of `tf.keras`; the module of tf_keras has none."""
-    return getattr(tf.keras, "__version__", None) or metadata.version("tf_keras")
+    """Returns the version of `tf.keras`, whose package may be keras, keras-nightly or tf_keras."""
+    package, _, _ = tf.keras.__name__.partition(".")
+    return importlib.import_module(package).__version__
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:

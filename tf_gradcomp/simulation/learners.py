@@ -25,7 +25,7 @@ from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.round_lengths import Schedule
-from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
+from tf_gradcomp.keras.common.version import IS_KERAS_2, install_patches, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation import checks
 from tf_gradcomp.simulation.learners_moments import LearnersMoments
@@ -92,7 +92,7 @@ class Learners:
         graph: bool = False,
         local_steps: LocalSteps | Mapping[str, Any] | Schedule | None = None,
     ) -> None:
-        keras_module("patches").install()
+        install_patches()
         checks.check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):
             raise ValueError(

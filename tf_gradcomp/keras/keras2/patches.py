@@ -64,12 +64,14 @@ PATCHES = (
         "No public API distinguishes counts over all replicas from counts of one replica.",
         "test_on_result_of_metric",
         lambda: hooks.on_result_of_metric(strategy.mark_as_global),
+        essential=True,
     ),
     Patch(
         ("tf.keras.Model.get_metrics_result",),
         "Each metric sums each of its variables with a separate collective.",
         "test_on_results_of_metrics",
         lambda: hooks.on_results_of_metrics(strategy.results_of_metrics),
+        essential=True,
     ),
     Patch(
         (f"{_ENGINE}.data_adapter.DataHandler.__init__",),
