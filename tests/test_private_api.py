@@ -7,13 +7,11 @@ import ast
 import contextlib
 import inspect
 import logging
-import os
 import pkgutil
 import queue
 import subprocess
 import sys
 import threading
-import zipfile
 from pathlib import Path
 
 import keras
@@ -896,40 +894,6 @@ def test_remember_attributes_to_skip(tmp_path, monkeypatch):
     model.save_weights(tmp_path / "m.weights.h5")
     small_model().load_weights(tmp_path / "m.weights.h5")
     assert len(scopes) == found
-
-
-def test_on_broken_file(tmp_path, monkeypatch):
-    for name in ("load_model", "load_weights_only"):
-        monkeypatch.setattr(saving_lib, name, getattr(saving_lib, name))
-    on_files.on_broken_file(lambda path: f"broken: {Path(path).name}")
-    model = small_model()
-    model.save(tmp_path / "m.keras")
-    model.save_weights(tmp_path / "m.weights.h5")
-    for name, load in (
-        ("m.keras", keras.models.load_model),
-        ("m.weights.h5", small_model().load_weights),
-    ):
-        content = bytearray((tmp_path / name).read_bytes())
-        middle = len(content) // 2
-        content[middle : middle + 999] = b"?" * len(content[middle : middle + 999])
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises((OSError, RuntimeError, zipfile.BadZipFile)) as broken:
-            load(tmp_path / name)
-        assert f"broken: {name}" in broken.value.__notes__
-    model.save(tmp_path / "folder", zipped=False)
-    model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
-    for name, part, load in (
-        ("folder", "folder/model.weights.h5", keras.models.load_model),
-        ("folder", "folder/config.json", keras.models.load_model),
-        ("m.weights.json", "m.weights.json", small_model().load_weights),
-    ):
-        os.truncate(tmp_path / part, 30)
-        with pytest.raises((NameError, OSError, ValueError)) as broken:
-            load(tmp_path / name)
-        assert f"broken: {name}" in broken.value.__notes__
-    with pytest.raises(ValueError, match="File not found") as missing:
-        keras.models.load_model(tmp_path / "none.keras")
-    assert not hasattr(missing.value, "__notes__")
 
 
 def test_on_epochs(monkeypatch):

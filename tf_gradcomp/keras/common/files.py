@@ -18,11 +18,6 @@ _WITHOUT_OPTIMIZER = (
     "%s holds the model without its optimizer: Keras' old HDF5 format cannot hold the state of a "
     "CompressedOptimizer. To continue training from a file, save to a path that ends in .keras."
 )
-_BROKEN = (
-    "%r is damaged or incomplete. Load another file, such as an earlier checkpoint, or let "
-    "BackupAndRestore resume from its last backup. tf_gradcomp writes a file completely or not at "
-    "all, so another program wrote this file, or it was damaged later."
-)
 
 
 def savings_of(model: keras.Model) -> list[Saving]:
@@ -103,8 +98,3 @@ def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None 
     if writes_file(type(callback).__name__, path):
         return path
     return tempfile.mkdtemp(prefix="gradcomp-") if nowhere is None else nowhere
-
-
-def advice_on_broken(path: str) -> str:
-    """Returns advice about a model file that cannot be read."""
-    return _BROKEN % path

@@ -228,12 +228,6 @@ FILES = (
         lambda: on_files.remember_attributes_to_skip(out_of_scope),
     ),
     Patch(
-        (f"{_SAVING}.load_model", f"{_SAVING}.load_weights_only"),
-        "The errors of Keras name neither the broken file nor what to do.",
-        "test_on_broken_file",
-        lambda: on_files.on_broken_file(files.advice_on_broken),
-    ),
-    Patch(
         tuple(
             f"keras.callbacks.BackupAndRestore.{name}"
             for name in ("_save_model", "on_train_begin", "on_train_end")

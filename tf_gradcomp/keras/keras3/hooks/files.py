@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-import json
 import math
 import os
 import zipfile
@@ -161,26 +160,6 @@ def remember_attributes_to_skip(out_of_scope: Callable[[Callable[[], Any]], Any]
         return out_of_scope(lambda: original(obj_type))
 
     replace(_saving_lib, "get_attr_skipset", remembered)
-
-
-def on_broken_file(describe: Callable[[str], str]) -> None:
-    """Adds `describe(path)` to the error of a model's file that cannot be read."""
-
-    def hooked(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except Exception as error:
-            path = args[place] if len(args) > place else kwargs.get("filepath")
-            # If a folder's weights cannot be opened, Keras fails a second time while it cleans up.
-            cause = error.__context__ if isinstance(error, UnboundLocalError) else error
-            of_file = isinstance(cause, OSError | zipfile.BadZipFile | json.JSONDecodeError)
-            of_file = of_file or "Unable to " in str(cause)  # h5py's wording
-            if of_file and isinstance(path, str | os.PathLike) and os.path.exists(path):
-                error.add_note(describe(os.fspath(path)))
-            raise
-
-    replace(_saving_lib, "load_model", functools.partial(hooked, 0))
-    replace(_saving_lib, "load_weights_only", functools.partial(hooked, 1))
 
 
 _OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], None]
