@@ -144,9 +144,7 @@ def test_methods_train_in_fragments(method):
         assert history["payload_bytes"][1] < history["dense_bytes"][1] / 2
 
 
-@pytest.mark.parametrize(
-    "settings", [2, gc.LocalSteps(4, fragments=2), gc.Gossip("ring", rank=None, steps=2)]
-)
+@pytest.mark.parametrize("settings", [2, gc.LocalSteps(4, fragments=2)])
 def test_values_that_the_program_sets_hold_for_all_learners(settings):
     model, rate = linear_model(), RATE
     learners = gc.simulation.Learners(model, LEARNERS, "no_compression", local_steps=settings)

@@ -238,6 +238,22 @@ def test_cross_device_ops_of_a_strategy_without():
     assert tf_private.cross_device_ops(tf.distribute.get_strategy()) is None
 
 
+_RUNNING = """
+import tensorflow as tf
+from tf_gradcomp import tf_private
+
+print(tf_private.is_running())
+tf.zeros(1)
+print(tf_private.is_running())
+"""
+
+
+def test_is_running():
+    command = [sys.executable, "-c", _RUNNING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 def test_anonymous_name():
     handles = [
         tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=tf_private.anonymous_name())

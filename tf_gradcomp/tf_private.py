@@ -436,6 +436,14 @@ def counting_replicas(replicas: int) -> Iterator[None]:
         class_._num_replicas_in_sync = original
 
 
+def is_running() -> bool:
+    """Returns whether TensorFlow has started its runtime, after which no workers can connect.
+
+    The public functions that would tell start the runtime themselves.
+    """
+    return _context.context()._context_handle is not None
+
+
 def anonymous_name() -> str:
     """A name for a resource that is not shared by name, and is freed with its last handle.
 

@@ -31,6 +31,10 @@ from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
 
 _DEFAULT_OPTIONS = tf.distribute.experimental.CommunicationOptions()
+_TOO_LATE = (
+    "MultiWorkerMirroredStrategy: TensorFlow is already running, and connects its workers only at "
+    "the start; create the strategy at the top of the program, before any dataset, tensor or model."
+)
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 # The strategy of several workers. TensorFlow connects them only once in a process.
 _of_workers: list[CheckedStrategy] = []
@@ -113,6 +117,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return
         self._settings, self._ops = settings, ops
         if task is not None:
+            if task.num_workers > 1 and tf_private.is_running():
+                raise RuntimeError(_TOO_LATE)  # before the others wait for this worker
             rendezvous.warn_of_proxy(task)
             rendezvous.wait_for_workers(task, waiting_times.start_timeout())
         try:
@@ -121,11 +127,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         except RuntimeError as error:
             if "program startup" not in str(error):
                 raise
-            raise RuntimeError(
-                "MultiWorkerMirroredStrategy: TensorFlow is already running, and connects its "
-                "workers only at the start; create the strategy at the top of the program, before "
-                "any dataset, tensor or model."
-            ) from error
+            raise RuntimeError(_TOO_LATE) from error
         self._two_level = two_level
         self.compare_variables = compare_variables
         if ops is not None:
