@@ -57,7 +57,7 @@ class Learners:
         learners: The number of learners, at least 1.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: The layer kind of each variable; by default `gc.Policy()`.
-        precondition: As for `gc.CompressedOptimizer`, but not `gc.Gossip`.
+        precondition: As for `gc.CompressedOptimizer`.
         graph: Whether the exchange of a step is traced, and then runs as a graph. This saves time
             over many steps with few learners; tracing takes longer with more learners.
         local_steps: As for `gc.CompressedOptimizer`, but not `gc.Gossip`.
