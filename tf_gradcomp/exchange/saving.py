@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private, tf_private_files
+from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.own_values import reads_own
+from tf_gradcomp.groups.processes import sums_over_workers
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums
 COLLECT_SECONDS = 3600.0  # how long ranks wait, such as for a rank that validates alone
@@ -291,13 +292,8 @@ def _totals(piece: Sequence[_Summed], label: str) -> list[np.ndarray]:
     first = piece[0]
     if not first.by_strategy:
         return [_total(first, label).numpy()]
-    own = [_local_sum(one) for one in piece]
     strategy = first.variable.distribute_strategy
-    with tf.device("CPU:0"):
-        flat = tf.constant(np.concatenate([part.ravel() for part in own]))
-        total = tf_private.sum_over_workers(strategy, flat).numpy()
-    ends = np.cumsum([part.size for part in own])[:-1]
-    return [part.reshape(like.shape) for part, like in zip(np.split(total, ends), own, strict=True)]
+    return sums_over_workers(strategy, [_local_sum(one) for one in piece])
 
 
 def _own(one: _Summed) -> np.ndarray:

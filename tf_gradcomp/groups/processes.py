@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import tf_private
 from tf_gradcomp.groups import handshake
 
 
@@ -81,6 +82,22 @@ class Processes:
             return own
         with tf.device("CPU:0"):
             return handshake.gather_bytes(own, self.gather)[0]
+
+
+def sums_over_workers(
+    strategy: tf.distribute.Strategy, arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the sums of arrays over the workers, by one collective for each dtype."""
+    sums = list(arrays)
+    for dtype in sorted({array.dtype.name for array in arrays}):
+        places = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
+        flat = np.concatenate([arrays[i].ravel() for i in places])
+        with tf.device("CPU:0"):
+            total = tf_private.sum_over_workers(strategy, tf.constant(flat)).numpy()
+        ends = np.cumsum([arrays[i].size for i in places])[:-1]
+        for i, part in zip(places, np.split(total, ends), strict=True):
+            sums[i] = part.reshape(arrays[i].shape)
+    return sums
 
 
 def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:

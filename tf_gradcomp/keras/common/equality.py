@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.handshake import WorkersDisagreeError, describe, digest
 from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.version import keras, keras_module
@@ -56,7 +56,7 @@ def compare_model(model: keras.Model, event: str) -> None:
     others = [variable for variable in model.variables if id(variable) not in skipped]
     others = [variable for variable in others if not _is_separate(variable)]
     equal = [variable for variable in equal if not _is_separate(variable)]
-    settings = settings_of(optimizers_of(model))
+    settings = _settings_of(optimizers_of(model))
     differing = compare(group, equal, others, settings, event)
     if differing:
         names = [repr(path_of(others[i])) for i in differing]
@@ -79,7 +79,7 @@ def compare_optimizer(optimizer: Any) -> None:
         return
     own = keras_module("keras_private").own_variables(optimizer)
     equal = [v for v in (*optimizer.trained_variables, *own) if not _is_separate(v)]
-    compare(group, equal, [], settings_of([optimizer]), "before state is collected")
+    compare(group, equal, [], _settings_of([optimizer]), "before state is collected")
 
 
 def compare_settings(model: keras.Model) -> None:
@@ -90,7 +90,7 @@ def compare_settings(model: keras.Model) -> None:
     """
     group = _group_of(model)
     if group is not None:
-        compare(group, [], [], settings_of(optimizers_of(model)), "at the beginning of an epoch")
+        compare(group, [], [], _settings_of(optimizers_of(model)), "at the beginning of an epoch")
 
 
 def reconcile(
@@ -115,7 +115,7 @@ def reconcile(
     others = [variable for variable in model.variables if id(variable) not in trained]
     if not getattr(group.strategy, "compare_variables", True):
         equal, optimizers = [], []
-    differing = compare(group, equal, others, settings_of(optimizers), "at the end of a round")
+    differing = compare(group, equal, others, _settings_of(optimizers), "at the end of a round")
     different = [others[i] for i in differing]
     average(group, [variable for variable in different if _is_float(variable)])
     _take_from_chief(group, [variable for variable in different if not _is_float(variable)])
@@ -173,7 +173,7 @@ def _group_of(model: keras.Model) -> StrategyGroup | None:
     return strategy.group if strategy.group.processes.size > 1 else None
 
 
-def settings_of(optimizers: Iterable[Any]) -> dict[str, str]:
+def _settings_of(optimizers: Iterable[Any]) -> dict[str, str]:
     """Returns the settings of optimizers, and of those that they wrap, by name."""
     settings: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers, 1):
@@ -278,7 +278,7 @@ def _means(group: StrategyGroup, variables: Sequence[Any]) -> list[np.ndarray]:
     sizes = [
         each.sum(0).astype(np.float32) for each, count in zip(finite, counted, strict=True) if count
     ]
-    sums = _sums(group, [*vectors, *sizes])
+    sums = sums_over_workers(group.strategy, [*vectors, *sizes])
     counts = iter(sums[len(vectors) :])
     means = []
     for each, total, count in zip(copies, sums, counted, strict=False):
@@ -287,20 +287,6 @@ def _means(group: StrategyGroup, variables: Sequence[Any]) -> list[np.ndarray]:
         np.divide(total, replicas, out=mean, where=replicas > 0)
         means.append(mean)
     return means
-
-
-def _sums(group: StrategyGroup, vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the sums of arrays over the workers, by one collective for each dtype."""
-    totals = list(vectors)
-    for dtype in sorted({vector.dtype.name for vector in vectors}):
-        places = [i for i, vector in enumerate(vectors) if vector.dtype.name == dtype]
-        flat = np.concatenate([vectors[i].ravel() for i in places])
-        with tf.device("CPU:0"):
-            total = tf_private.sum_over_workers(group.strategy, tf.constant(flat)).numpy()
-        ends = np.cumsum([vectors[i].size for i in places])[:-1]
-        for i, part in zip(places, np.split(total, ends), strict=True):
-            totals[i] = part.reshape(vectors[i].shape)
-    return totals
 
 
 def _take_from_chief(group: StrategyGroup, variables: Sequence[Any]) -> None:
