@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,20 @@ from typing import Any
 
 class ChangedFunctionError(TypeError):
     """A function of TensorFlow or Keras takes other arguments than its replacement."""
+
+
+def in_place_of(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Decorates a function that is to replace `original`, and checks that it can.
+
+    Raises:
+        ChangedFunctionError: If the parameters differ.
+    """
+
+    def decorate(by: Callable[..., Any]) -> Any:
+        check_replacement(original, by)
+        return functools.wraps(original)(by)
+
+    return decorate
 
 
 def check_replacement(original: Callable[..., Any], by: Callable[..., Any], more: int = 0) -> None:

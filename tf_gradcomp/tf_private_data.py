@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import input_lib as _input_lib
 from tensorflow.python.ops import script_ops as _script_ops
 
-from tf_gradcomp.replacements import check_replacement
+from tf_gradcomp.replacements import in_place_of
 from tf_gradcomp.tf_private import in_loop_or_eager, in_multi_worker_mode
 
 # Datasets of files, which TensorFlow divides among the workers.
@@ -59,6 +59,7 @@ def begin_steps_with_own_data(applies: Callable[[tf.distribute.Strategy], bool])
     """
     original = _input_lib._calculate_replicas_with_values
 
+    @in_place_of(original)
     def hooked(
         strategy: tf.distribute.Strategy, input_workers: Any, optional_list: Any
     ) -> tf.Tensor:
@@ -70,8 +71,7 @@ def begin_steps_with_own_data(applies: Callable[[tf.distribute.Strategy], bool])
             own = tf.add_n(has_values)
         return tf.cond(own > 0, lambda: own, lambda: of_all)
 
-    check_replacement(original, hooked)
-    _input_lib._calculate_replicas_with_values = functools.wraps(original)(hooked)
+    _input_lib._calculate_replicas_with_values = hooked
 
 
 def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
@@ -83,14 +83,14 @@ def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
     class_ = _script_ops.FuncRegistry
     original = class_.__call__
 
+    @in_place_of(original)
     def hooked(self: Any, token: Any, device: Any, args: Any) -> Any:
         returned = original(self, token, device, args)
         if isinstance(returned, list):
             return [replace(value) for value in returned]
         return replace(returned)
 
-    check_replacement(original, hooked)
-    class_.__call__ = functools.wraps(original)(hooked)
+    class_.__call__ = hooked
 
 
 def undistributed(distributed: Any) -> tf.data.Dataset | None:

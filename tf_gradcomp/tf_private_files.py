@@ -16,7 +16,7 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.saved_model import save as _saved_model
 from tensorflow.python.trackable import base as _trackable
 
-from tf_gradcomp.replacements import check_replacement
+from tf_gradcomp.replacements import in_place_of
 
 _Note = Callable[[bool], None]
 _WriteCheckpoint = Callable[[Any, str, Any, Callable[[str, Any], Any], _Note], None]
@@ -109,6 +109,7 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
     class_ = _checkpoint.Checkpoint
     original = class_._write
 
+    @in_place_of(original)
     def hooked(self: Any, file_prefix: Any, options: Any = None) -> Any:
         if not isinstance(file_prefix, str) or not tf.executing_eagerly():
             return original(self, file_prefix, options)
@@ -130,8 +131,7 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
         write(self, file_prefix, options, functools.partial(original, self), note)
         return file_prefix
 
-    check_replacement(original, hooked)
-    class_._write = functools.wraps(original)(hooked)
+    class_._write = hooked
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
         setattr(_checkpoint_management, name, _unless_shared(getattr(_checkpoint_management, name)))
 
@@ -144,11 +144,11 @@ def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> Non
     """
     original = _saved_model.save_and_return_nodes
 
+    @in_place_of(original)
     def hooked(obj: Any, export_dir: str, *args: Any, **kwargs: Any) -> Any:
         return save(obj, export_dir, lambda path: original(obj, path, *args, **kwargs))
 
-    check_replacement(original, hooked)
-    _saved_model.save_and_return_nodes = functools.wraps(original)(hooked)
+    _saved_model.save_and_return_nodes = hooked
 
 
 def _unless_shared(original: Callable[..., None]) -> Callable[..., None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.data.util import random_seed as _data_random_seed
 from tensorflow.python.framework import random_seed as _random_seed
 from tensorflow.python.ops import stateful_random_ops as _stateful_random_ops
+
+from tf_gradcomp.replacements import in_place_of
 
 
 def on_op_seeds(change: Callable[[tuple[int | None, int | None]], Any]) -> None:
@@ -22,12 +23,12 @@ def on_op_seeds(change: Callable[[tuple[int | None, int | None]], Any]) -> None:
     original, original_of_data = _random_seed.get_seed, _data_random_seed.get_seed
     in_data: contextvars.ContextVar[bool] = contextvars.ContextVar("in_data", default=False)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def hooked(op_seed: int | None) -> Any:
         seeds = original(op_seed)
         return seeds if in_data.get() else change(seeds)
 
-    @functools.wraps(original_of_data)
+    @in_place_of(original_of_data)
     def hooked_of_data(seed: Any) -> Any:
         token = in_data.set(True)
         try:
@@ -44,9 +45,10 @@ def on_generator_keys(change: Callable[[tf.Tensor, Any], tf.Tensor]) -> None:
     A generator that was created outside the scope of a strategy has one key for all replicas. One
     from inside has another key even in a job of one replica.
     """
+    class_ = _stateful_random_ops.Generator
 
+    @in_place_of(class_._preprocess_key)
     def hooked(self: Any, key: tf.Tensor) -> tf.Tensor:
         return change(key, self.algorithm)
 
-    class_ = _stateful_random_ops.Generator
-    class_._preprocess_key = functools.wraps(class_._preprocess_key)(hooked)
+    class_._preprocess_key = hooked
