@@ -42,7 +42,7 @@ from trainings import DIGITS, RESULTS, TEXT, Task
 import tf_gradcomp as gc
 from tf_gradcomp.cli.options import results_folder, results_options
 from tf_gradcomp.compressors.base import GRADIENT_SUM
-from tf_gradcomp.compressors.lgreco.plan import plan_layers, table
+from tf_gradcomp.compressors.plans import plan_layers, table
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
 

@@ -21,7 +21,7 @@ from machine import processor
 from rich.table import Table
 
 from tf_gradcomp import Policy, compressors, ops
-from tf_gradcomp.compressors.lgreco.plan import table
+from tf_gradcomp.compressors.plans import table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracles in tests/
 from tests.reference import lgreco

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.phased import takes_turns
+from tf_gradcomp.compressors.stages import takes_turns
 from tf_gradcomp.exchange.gradients import native
 
 

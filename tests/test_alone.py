@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.workers import run_workers
-from tf_gradcomp.groups import alone
+from tf_gradcomp.groups import current
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 LAUNCHERS_SIZES = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
@@ -22,7 +22,7 @@ LAUNCHERS_SIZES = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
 
 @pytest.fixture(autouse=True)
 def _has_trained_with_nobody(monkeypatch):
-    monkeypatch.setattr(alone, "_trained_with_others", threading.Event())
+    monkeypatch.setattr(current, "_trained_with_others", threading.Event())
 
 
 def take_a_step():
@@ -104,7 +104,7 @@ def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
 ):
     set_tf_config(monkeypatch, CLUSTER, "worker", 1)
     import_horovod(monkeypatch, size=of_horovod)
-    alone.check_not_alone_by_mistake(
+    current.check_not_alone_by_mistake(
         types.SimpleNamespace(processes=types.SimpleNamespace(size=processes))
     )
 
@@ -112,7 +112,7 @@ def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
 @pytest.mark.parametrize("index", [0, 1])
 def test_after_a_job_the_chief_may_continue_alone(monkeypatch, index):
     """As in TensorFlow's tutorial; where all forgot the scope, each would train another model."""
-    alone._trained_with_others.set()
+    current._trained_with_others.set()
     set_tf_config(monkeypatch, CLUSTER, "worker", index)
     if index == 0:
         np.testing.assert_array_equal(take_a_step(), -np.ones(3))

@@ -18,7 +18,7 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import AdaComp, LGreCo, NoCompression, ScaleCom, TopK
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.setup import Candidate, Method
-from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups import notices
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.current import current_group

@@ -13,10 +13,9 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import copies, method_names
 from tests.test_exchange import Exchanging
-from tf_gradcomp.exchange import host_state
-from tf_gradcomp.exchange.host_state import OnHost
+from tf_gradcomp.exchange import state
 from tf_gradcomp.exchange.setup import Candidate, Setup
-from tf_gradcomp.exchange.state import Variables
+from tf_gradcomp.exchange.state import OnHost, Variables
 
 pytestmark = pytest.mark.oldest
 SHAPE = (3, 4)
@@ -25,7 +24,7 @@ SHAPE = (3, 4)
 def pretend(monkeypatch):
     """From now on the device CPU:1 counts as an accelerator."""
     monkeypatch.setattr(
-        host_state,
+        state,
         "_on_host",
         lambda variable: tf.DeviceSpec.from_string(variable.device).device_index != 1,
     )
@@ -87,7 +86,7 @@ def test_several_functions_and_branches_each_have_their_own_copies():
 @pytest.mark.usefixtures("_accelerator")
 def test_two_variables_never_share_a_copy(monkeypatch):
     # Python gives the id of a variable that is gone to another one.
-    monkeypatch.setattr(host_state, "id", lambda _: 0, raising=False)
+    monkeypatch.setattr(state, "id", lambda _: 0, raising=False)
     one, other = elsewhere(1.0), elsewhere(10.0)
     exchange(one, other)
     assert_is(one, 2.0)

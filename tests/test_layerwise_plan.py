@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import collective
 from tf_gradcomp.compressors import LGreCo, TopK
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.lgreco import LayerPlanner
 
 LOGS = ["plan_ratio", "plan_budget_used", "plan_at_bound"]
 STEPS = 6  # of an epoch

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from tf_gradcomp.groups.progress import Progress
-from tf_gradcomp.groups.stalls import CoordinationStore, Watchdog
+from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 
 pytestmark = pytest.mark.quick
 LOOKS = 10  # until a wait is a stall; the report follows after two more looks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_gradcomp.groups.waiting_times import (
+from tf_gradcomp.groups.stalls import (
     HEARTBEATS,
     STALLS,
     STARTS,

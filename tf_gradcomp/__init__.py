@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.advice.result import Advice
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.chief import is_chief
-    from tf_gradcomp.groups.handshake import WorkersDisagreeError
+    from tf_gradcomp.groups.agreement import WorkersDisagreeError
     from tf_gradcomp.groups.horovod_group import HorovodGroup
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
@@ -48,7 +48,7 @@ _HOME = {
     "LocalSteps": "tf_gradcomp.keras.common.local_steps",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
-    "WorkersDisagreeError": "tf_gradcomp.groups.handshake",
+    "WorkersDisagreeError": "tf_gradcomp.groups.agreement",
     "advise": "tf_gradcomp.keras.common.advise",
     "broadcast_initial_state": "tf_gradcomp.keras.common.initial_state",
     "is_chief": "tf_gradcomp.chief",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import tf_gradcomp
 from tf_gradcomp.cli import info
 from tf_gradcomp.cli.main import main
-from tf_gradcomp.ops import gpu, library
+from tf_gradcomp.ops import library
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_no_tensorflow(run_info, monkeypatch):
     ("found", "shown"),
     [
         (
-            gpu.GpuInfo("", 0, "there is no CUDA driver"),
+            library.GpuInfo("", 0, "there is no CUDA driver"),
             " (gradients are copied to the host for the exchange: there is no CUDA driver)",
         ),
         (
-            gpu.GpuInfo("A GPU", 90, ""),
+            library.GpuInfo("A GPU", 90, ""),
             f", A GPU, sm_90 (runs {', '.join(info._methods_on_gpus())} and, for all methods, "
             "the division by second moments; its kernels agree with the CPU's)",
         ),
@@ -157,7 +157,7 @@ def test_gpus_are_listed_with_what_happens_on_them(run_info, monkeypatch, found,
         name = "/physical_device:GPU:0"
 
     monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [Gpu])
-    monkeypatch.setattr(gpu, "info", [found].__getitem__)
+    monkeypatch.setattr(library, "info", [found].__getitem__)
     assert rows(run_info().stdout)["GPU"] == Gpu.name + shown
 
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.base import RESIDUAL, Exchanged
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.compressors.requests import given
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.communicator import Sent, communicate

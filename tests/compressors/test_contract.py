@@ -3,7 +3,7 @@
 import pytest
 
 from tf_gradcomp.compressors import Compressor, HasSettings, NoCompression, Plannable, get, names
-from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.stages import Phased
 
 pytestmark = pytest.mark.quick
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.compressors.lockstep import Lockstep
 from tests.reference.leader import leader as of_reference
 from tf_gradcomp.compressors import LGC, ScaleCom
-from tf_gradcomp.compressors.digests import leader
+from tf_gradcomp.compressors.aggregation import leader
 from tf_gradcomp.policy import GradientSpec
 
 SIZES = [2, 3, 4, 5, 6, 7, 8]

@@ -30,7 +30,7 @@ from tf_gradcomp.compressors import (
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.between_steps import hooks_of
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.lgreco import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import ReplicaStep

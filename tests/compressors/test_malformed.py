@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, specs_of
 from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.compressors.aggregation import sum_gathered
 from tf_gradcomp.compressors.base import Exchanged
-from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, in_lockstep, specs_of
 from tf_gradcomp.compressors import QSGD, MaxNormQuantization, get
-from tf_gradcomp.compressors.max_norm import _code_width, _packed, _sum, _unpacked
+from tf_gradcomp.compressors.contrib.max_norm import _code_width, _packed, _sum, _unpacked
 
 ROUNDINGS = 100_000
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_gradcomp.compressors.per_variable import PerVariable, Valid
+from tf_gradcomp.compressors.settings import PerVariable, Valid
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 DEFAULTS = {kind: 10 * (i + 1) for i, kind in enumerate(LAYER_KINDS)}

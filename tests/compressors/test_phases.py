@@ -16,8 +16,8 @@ from tf_gradcomp.compressors import (
     NoCompression,
     get,
 )
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.setup import Candidate, Method

@@ -11,8 +11,8 @@ from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]

@@ -8,7 +8,7 @@ import pytest
 
 from tests import pods
 from tf_gradcomp.environment import HEARTBEAT_TIMEOUT
-from tf_gradcomp.groups.waiting_times import heartbeat_timeout
+from tf_gradcomp.groups.stalls import heartbeat_timeout
 from tf_gradcomp.tf_config import read_tf_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ PAGES = [
 ]
 HOMES = {"tf_gradcomp": "index"}
 # The public ops of four methods are made of these functions, which the reference explains once.
-SHARED_INTERFACE = "tf_gradcomp.ops.coding"
+SHARED_INTERFACE = "tf_gradcomp.ops.payload"
 
 
 def without_code(text):

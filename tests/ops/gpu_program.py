@@ -34,7 +34,7 @@ from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.lockstep import lockstep_communicators
-from tf_gradcomp.ops import gpu, library
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
 KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.h"
@@ -510,7 +510,7 @@ def main():
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told
         library._NVRTC_PACKAGE = "nothing.of.this.name"
         library._set_nvrtc_path()
-    error = gpu.info(0).error  # with the first call, the check
+    error = library.info(0).error  # with the first call, the check
     if path == "real" and os.environ.get("GRADCOMP_GPU") != "0":
         assert not error, error  # otherwise all is done on the host, and equal
     seen = {}  # how often each part launched each kernel

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from tests.workers import ONE_THREAD, python_path, result, run_workers
-from tf_gradcomp.ops import gpu, library
+from tf_gradcomp.ops import library
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("gpu_program.py")
@@ -95,19 +95,19 @@ def printed(worker, part):
 @needs_nvrtc
 @pytest.mark.parametrize("capability", [70, 120])  # no kernel depends on it
 def test_nvrtc_compiles_the_kernels(capability):
-    assert gpu.compile_for(capability) == ""
+    assert library.compile_for(capability) == ""
 
 
 @needs_nvrtc
 def test_errors_of_nvrtc_are_passed_on():
-    assert "sm_1" in gpu.compile_for(1)
+    assert "sm_1" in library.compile_for(1)
 
 
 @pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")
 def test_without_a_driver_the_kernels_are_not_used():
-    assert gpu.info(0).name == ""
-    assert gpu.info(0).error.startswith("there is no CUDA driver")
-    assert gpu.problem("/device:CPU:0") == "it is no GPU"
+    assert library.info(0).name == ""
+    assert library.info(0).error.startswith("there is no CUDA driver")
+    assert library.problem("/device:CPU:0") == "it is no GPU"
 
 
 def test_the_sources_are_in_the_library():

@@ -19,7 +19,7 @@ from tf_gradcomp.compressors import (
     TopK,
     power_sgd,
 )
-from tf_gradcomp.compressors.lgreco.plan import table
+from tf_gradcomp.compressors.plans import table
 from tf_gradcomp.policy import CONVOLUTION, DENSE, GradientSpec
 
 SHAPE = (3, 3, 30, 77)  # no multiple of a bucket, a chunk or a vector register

@@ -14,8 +14,8 @@ from tf_gradcomp.compressors import (
     TopK,
     power_sgd,
 )
-from tf_gradcomp.compressors.lgreco.plan import plan_layers
-from tf_gradcomp.compressors.lgreco.plan import table as layer_table
+from tf_gradcomp.compressors.plans import plan_layers
+from tf_gradcomp.compressors.plans import table as layer_table
 from tf_gradcomp.policy import DENSE, VECTOR, GradientSpec
 
 SHAPES = [(3, 3, 16, 32), (32,), (288, 64), (64, 100), (64, 1000), (20, 20), (2000,)]

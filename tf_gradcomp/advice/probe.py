@@ -15,7 +15,7 @@ from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 

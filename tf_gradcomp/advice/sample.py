@@ -12,11 +12,11 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
+from tf_gradcomp.compressors.aggregation import leader
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
-from tf_gradcomp.compressors.digests import leader
-from tf_gradcomp.compressors.per_variable import HasSettings
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import payload_bytes, residual_scale
+from tf_gradcomp.compressors.settings import HasSettings
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec

@@ -147,11 +147,11 @@ def _add_gpus(report: _Report, gpus: list[str]) -> None:
 
 def _describe_gpu(ordinal: int) -> str:
     # This is not a problem, because everything also works on the host.
-    from tf_gradcomp.ops import gpu
+    from tf_gradcomp.ops import library
     from tf_gradcomp.ops.library import LibraryError
 
     try:
-        found = gpu.info(ordinal)
+        found = library.info(ordinal)
     except LibraryError:
         return ""
     device = f", {found.name}, sm_{found.capability}" if found.name else ""

@@ -275,7 +275,7 @@ def _run(
     epochs: int,
     progress: Progress,
 ) -> Simulated:
-    from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+    from tf_gradcomp.compressors.lgreco import LayerPlanner
     from tf_gradcomp.simulation import Learners, StepReport
 
     method = compressor

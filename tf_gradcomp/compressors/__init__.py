@@ -1,7 +1,6 @@
 """The compression methods, one in each file, and how to name, save and load them."""
 
 from tf_gradcomp.compressors.adacomp import AdaComp
-from tf_gradcomp.compressors.arc_top_k import ArcTopK
 from tf_gradcomp.compressors.auto import Auto, methods_of
 from tf_gradcomp.compressors.base import (
     Compressor,
@@ -11,21 +10,22 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.cast import Cast
-from tf_gradcomp.compressors.count_sketch import CountSketch
+from tf_gradcomp.compressors.contrib.arc_top_k import ArcTopK
+from tf_gradcomp.compressors.contrib.count_sketch import CountSketch
+from tf_gradcomp.compressors.contrib.max_norm import MaxNormQuantization
+from tf_gradcomp.compressors.contrib.random_k import RandomK
+from tf_gradcomp.compressors.contrib.sidco import SIDCo
+from tf_gradcomp.compressors.contrib.sign_sgd import SignSGD
 from tf_gradcomp.compressors.lgc.method import LGC
-from tf_gradcomp.compressors.lgreco.method import LGreCo
-from tf_gradcomp.compressors.max_norm import MaxNormQuantization
+from tf_gradcomp.compressors.lgreco import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
-from tf_gradcomp.compressors.per_variable import HasSettings
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
-from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize, text_of
 from tf_gradcomp.compressors.scalecom import ScaleCom
-from tf_gradcomp.compressors.sidco import SIDCo
-from tf_gradcomp.compressors.sign_sgd import SignSGD
+from tf_gradcomp.compressors.settings import HasSettings
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.compressors.top_k import TopK
 
 __all__ = [

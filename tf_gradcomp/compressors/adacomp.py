@@ -11,17 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import sum_gathered
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import (
-    PerVariable,
-    Valid,
-    as_float32,
-    is_number,
-    whole_number,
-)
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, geometric, is_planned
 from tf_gradcomp.compressors.requests import AllGather
+from tf_gradcomp.compressors.settings import PerVariable, Valid, as_float32, is_number, whole_number
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.phased import stages
+from tf_gradcomp.compressors.stages import stages
 from tf_gradcomp.policy import GradientSpec
 
 JobState = Mapping[str, tf.Variable]

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp.compressors.aggregation import sum_as
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.per_variable import one_of
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import sum_as
+from tf_gradcomp.compressors.settings import one_of
 from tf_gradcomp.policy import GradientSpec
 
 _DTYPES = ("float16", "bfloat16")

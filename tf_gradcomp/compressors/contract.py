@@ -97,5 +97,5 @@ def _check_some(field: str, value: tf.Tensor) -> None:
     if value.shape.num_elements() == 0:
         raise ValueError(
             f"{field} must not be empty; send a vector that may be empty through "
-            "`request_unless_empty` of compressors/sums.py."
+            "`request_unless_empty` of compressors/aggregation.py."
         )

@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import tensorflow as tf
 
+from tf_gradcomp.compressors.aggregation import sum_as
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import sum_as
 from tf_gradcomp.policy import GradientSpec
 
 

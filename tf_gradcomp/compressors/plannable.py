@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tf_gradcomp.compressors.base import StateSpec
-from tf_gradcomp.compressors.per_variable import HasSettings
+from tf_gradcomp.compressors.settings import HasSettings
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 LEAST_ELEMENTS = 1024  # in a planned variable, as in CGX

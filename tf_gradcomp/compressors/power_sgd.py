@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import request_unless_empty
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.per_variable import BOOL, PerVariable, Valid, is_whole_number
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.plannable import (
     whole,
 )
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import request_unless_empty
+from tf_gradcomp.compressors.settings import BOOL, PerVariable, Valid, is_whole_number
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"

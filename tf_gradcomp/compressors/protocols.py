@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
 from tf_gradcomp.compressors.contract import checked
-from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.settings import HasSettings
 from tf_gradcomp.policy import GradientSpec
 
 

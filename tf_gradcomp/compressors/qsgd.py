@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import sum_gathered
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import (
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
+from tf_gradcomp.compressors.requests import AllGather
+from tf_gradcomp.compressors.settings import (
     BOOL,
     SEED,
     PerVariable,
@@ -20,8 +22,6 @@ from tf_gradcomp.compressors.per_variable import (
     is_whole_number,
     whole_number,
 )
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
-from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
 MIN_BITS, MAX_BITS = 2, 8

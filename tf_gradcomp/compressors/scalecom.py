@@ -10,17 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.digests import leader
-from tf_gradcomp.compressors.per_variable import (
-    PerVariable,
-    Valid,
-    as_float32,
-    is_number,
-    is_whole_number,
-    one_of,
+from tf_gradcomp.compressors.aggregation import (
+    FLOAT_BITS,
+    leader,
+    request_unless_empty,
+    sum_chosen,
+    tensor_bytes,
 )
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -30,7 +27,14 @@ from tf_gradcomp.compressors.plannable import (
     sum_of_squares,
 )
 from tf_gradcomp.compressors.requests import Broadcast, Request
-from tf_gradcomp.compressors.sums import request_unless_empty
+from tf_gradcomp.compressors.settings import (
+    PerVariable,
+    Valid,
+    as_float32,
+    is_number,
+    is_whole_number,
+    one_of,
+)
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (

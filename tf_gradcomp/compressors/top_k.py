@@ -12,15 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import FLOAT_BITS, sum_gathered
 from tf_gradcomp.compressors.base import (
     VELOCITY,
     Exchanged,
     ExchangeInputs,
     StateSpec,
 )
-from tf_gradcomp.compressors.chunked import FLOAT_BITS
-from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import (
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
+from tf_gradcomp.compressors.requests import AllGather
+from tf_gradcomp.compressors.settings import (
     SHARE,
     PerVariable,
     Valid,
@@ -29,8 +30,6 @@ from tf_gradcomp.compressors.per_variable import (
     is_whole_number,
     one_of,
 )
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
-from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.top_k_coding import VALUE_BITS, Coding, ShortPayloads
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.chunked import FLOAT_BITS
+from tf_gradcomp.compressors.aggregation import FLOAT_BITS
 from tf_gradcomp.compressors.value_bits import decode_values, encode_values
-from tf_gradcomp.ops.coding import Settings, tensor_of
-from tf_gradcomp.ops.payload import TOP_K, each_finite
+from tf_gradcomp.ops.payload import TOP_K, Settings, each_finite, tensor_of
 
 VALUE_BITS = (FLOAT_BITS, 16, 8, 4, 2, 1)
 _WORD_BITS = 32

@@ -13,10 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import (
+    FLOAT_BITS,
+    SUMMED_BITS,
+    request_unless_empty,
+    zero_if_too_large,
+)
 from tf_gradcomp.compressors.base import ExchangeInputs
-from tf_gradcomp.compressors.chunked import FLOAT_BITS, SUMMED_BITS
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
-from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 from tf_gradcomp.ops.payload import SCALECOM
 
 VALUE_BITS = (FLOAT_BITS, SUMMED_BITS, 8, 4, 1)

@@ -11,10 +11,10 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.phased import takes_turns
-from tf_gradcomp.exchange.forms import Forms
+from tf_gradcomp.compressors.stages import takes_turns
 from tf_gradcomp.exchange.gradients import (
     Gradients,
+    VariableNumbers,
     all_finite,
     check_shapes,
     gradient_specs,
@@ -29,10 +29,9 @@ from tf_gradcomp.exchange.restored import (
     warn_of_lost_residuals,
 )
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.setup import Method, Setup, facts_to_agree, tell_users
+from tf_gradcomp.exchange.setup import Forms, Method, Setup, facts_to_agree, tell_users
+from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
-from tf_gradcomp.exchange.traffic import Traffic
-from tf_gradcomp.exchange.variable_numbers import VariableNumbers
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.current import current_group
@@ -133,7 +132,7 @@ class GradientExchange(tf.Module):
         self.hooks.start(setup, self.saving)
         self.numbers = VariableNumbers(variables, specs, exchanged=group.size > 1)
         self._forms = Forms(setup)
-        self._agreement = GradientAgreement(group)
+        self._agreement = GradientAgreement(group.processes.agree)
         self.specs = specs
         self.setup, self.built = setup, True
         tell_users(setup, self.hooks.notices())

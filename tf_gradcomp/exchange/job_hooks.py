@@ -9,7 +9,7 @@ from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 
 Hook = TypeVar("Hook", bound=BetweenSteps)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.digests import MIXING, digest
+from tf_gradcomp.compressors.aggregation import MIXING, digest
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 
 Result = TypeVar("Result")

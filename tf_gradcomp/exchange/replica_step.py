@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import add_residuals, all_finite, to_scalars
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.own_values import reads_own
+from tf_gradcomp.groups.notices import reads_own
 from tf_gradcomp.groups.processes import sums_over_workers
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums

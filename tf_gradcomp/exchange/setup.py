@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.phased import in_turn
 from tf_gradcomp.compressors.protocols import Preconditions
-from tf_gradcomp.exchange import replacing, sparse
+from tf_gradcomp.compressors.stages import in_turn
+from tf_gradcomp.environment import COMPRESSOR
+from tf_gradcomp.exchange import sparse
+from tf_gradcomp.exchange.gradients import Gradients
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
-from tf_gradcomp.groups import handshake
+from tf_gradcomp.groups import agreement
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.ops import gpu
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
+
+_used: set[str] = set()  # texts of the variable that have replaced a method
+
+
+def replacement_of(given: Any) -> Any:
+    """Returns the method that the variable names; without the variable, `given`."""
+    text = os.environ.get(COMPRESSOR)
+    if not text:
+        return given
+    try:
+        method = registry.get(text)
+    except ValueError as error:
+        raise ValueError(f"{COMPRESSOR}={text!r}: {error}") from error
+    _used.add(text)
+    tell_user(
+        f"{COMPRESSOR}: gradients are exchanged by {registry.text_of(method)!r}, in place of the "
+        f"program's own {registry.text_of(given)!r}."
+    )
+    return method
+
+
+def fact() -> Mapping[str, str | None]:
+    """Returns the facts that must be equal on all workers."""
+    return {COMPRESSOR: os.environ.get(COMPRESSOR)}
+
+
+def report_no_effect() -> None:
+    """Tells the user, if the variable is set, that the program has no method to replace."""
+    text = os.environ.get(COMPRESSOR)
+    if text:
+        tell_user(
+            f"{COMPRESSOR}={text} has no effect: it replaces the compressor of a "
+            "gc.CompressedOptimizer or of gc.MultiWorkerMirroredStrategy(compressor=...), and "
+            "this program has neither."
+        )
+
+
+@atexit.register
+def _report_at_exit() -> None:
+    if os.environ.get(COMPRESSOR) not in _used:
+        with contextlib.suppress(ValueError):  # Horovod may be shut down
+            report_no_effect()
+
 
 _WHY_LOCAL = (
     "gradients are divided by its root before compression (precondition=None leaves the division "
@@ -131,8 +180,8 @@ def facts_to_agree(
 ) -> dict[str, Any]:
     """Returns the facts that must be equal on all workers when they build an exchange."""
     return {
-        **handshake.package_versions(),
-        **replacing.fact(),
+        **agreement.package_versions(),
+        **fact(),
         "replicas": f"{group.size}, a {group.kind} each",
         "compressor": method.text,
         "max_dense_elements": policy.max_dense_elements,
@@ -160,7 +209,36 @@ def tell_users(parts: Setup, notices: Iterable[str]) -> None:
     gpus = [device for device in parts.group.devices if "GPU" in device]
     if gpus and parts.on_gpu != parts.variables.state.keys():
         tell_user(f"{_COPIED}.")
-    elif problem := next(filter(None, map(gpu.problem, gpus)), None):
+    elif problem := next(filter(None, map(library.problem, gpus)), None):
         tell_user(f"{_COPIED}: {problem}.")
     for notice in notices:
         tell_user(notice)
+
+
+class Forms:
+    """Remembers which gradients the compressor exchanges, and which are summed as slices."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._sparse: set[int] = set()
+        self._dense: set[int] = set()
+
+    def is_divided(self, number: int) -> bool:
+        """Returns whether a variable's gradients are divided before they are exchanged."""
+        return self._setup.preconditioner is not None and number in self._dense
+
+    def check(self, numbers: Sequence[int], gradients: Gradients) -> list[int]:
+        """Returns the places of gradients that the compressor exchanges."""
+        setup, pairs = self._setup, zip(numbers, gradients, strict=True)
+        sparse = {number for number, one in pairs if setup.stays_sparse(number, one)}
+        if setup.preconditioner:
+            all_sparse, all_dense = self._sparse | sparse, self._dense | set(numbers) - sparse
+            both = [setup.specs[number].path for number in all_sparse & all_dense]
+            if both:
+                raise ValueError(
+                    f"The gradients of {', '.join(both)} came dense in one step and as slices in "
+                    "another, and Adam's second moment can be kept for only one of these forms; "
+                    "use precondition=None."
+                )
+            self._sparse, self._dense = all_sparse, all_dense
+        return [place for place, number in enumerate(numbers) if number not in sparse]

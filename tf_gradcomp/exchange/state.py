@@ -2,19 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import tf_private
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors import protocols
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
-from tf_gradcomp.compressors.phased import stages
-from tf_gradcomp.exchange.traffic import TrafficCounter
-from tf_gradcomp.groups.communicator import WordsAhead
+from tf_gradcomp.compressors.stages import stages
+from tf_gradcomp.groups.communicator import Sent, WordsAhead
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Traffic of one replica so far; bytes are totals over `exchanges` steps."""
+
+    exchanges: int
+    payload_bytes: int
+    sent_bytes: int
+    dense_bytes: int
+    tensor_bytes: dict[str, int]  # of the payload, by variable path
+
+    def since(self, earlier: Traffic) -> Traffic:
+        """Returns the traffic after `earlier`."""
+        return Traffic(
+            self.exchanges - earlier.exchanges,
+            self.payload_bytes - earlier.payload_bytes,
+            self.sent_bytes - earlier.sent_bytes,
+            self.dense_bytes - earlier.dense_bytes,
+            {path: n - earlier.tensor_bytes.get(path, 0) for path, n in self.tensor_bytes.items()},
+        )
+
+
+class TrafficCounter:
+    """Counts for each local replica; a plain object, so that no checkpoint holds the totals."""
+
+    def __init__(self, tensors: int) -> None:
+        # exchanges, payload bytes, sent bytes, dense bytes, then the bytes of each tensor
+        self.totals = tf.Variable(
+            np.zeros(4 + tensors, np.int64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    @staticmethod
+    def read(totals: tf.Variable, paths: Sequence[str]) -> Traffic:
+        """A replica's totals."""
+        exchanges, payload, sent, dense, *tensors = map(int, totals.numpy())
+        return Traffic(exchanges, payload, sent, dense, dict(zip(paths, tensors, strict=True)))
+
+    @staticmethod
+    def add(
+        totals: tf.Variable,
+        sent: Sent,
+        dense_bytes: int,
+        indices: Sequence[int],
+        tensor_bytes: tf.Tensor,
+    ) -> None:
+        """Adds the bytes of some tensors in a step to a replica's totals."""
+        tensors = totals.shape[0] - 4
+        if list(indices) != list(range(tensors)):
+            places = tf.constant([[index] for index in indices])
+            tensor_bytes = tf.scatter_nd(places, tensor_bytes, [tensors])
+        head = tf.stack([tf.constant(0, tf.int64), *sent, tf.constant(dense_bytes, tf.int64)])
+        totals.assign_add(tf.concat([head, tensor_bytes], 0))
+
+    @staticmethod
+    def count_exchange(totals: tf.Variable) -> None:
+        """Counts a step."""
+        totals.assign_add(tf.one_hot(0, totals.shape[0], dtype=tf.int64))
+
+
+class OnHost:
+    """Places state where the ops can update it.
+
+    A variable on an accelerator is copied to the host for the exchange, and back. A variable in
+    `on_gpu` stays on a GPU whose kernels are used.
+    """
+
+    def __init__(
+        self, state: Mapping[str, Sequence[tf.Variable]], on_gpu: Collection[str] = ()
+    ) -> None:
+        self._state = state
+        self._on_gpu = on_gpu
+        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def __enter__(self) -> dict[str, list[tf.Tensor]]:
+        return {
+            name: [self._handle(variable, name in self._on_gpu) for variable in of_all]
+            for name, of_all in self._state.items()
+        }
+
+    def __exit__(self, *_: Any) -> None:
+        for variable, handle in self._copies:
+            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+    def _handle(self, variable: tf.Variable, has_kernels: bool) -> tf.Tensor:
+        if _on_host(variable) or (has_kernels and not library.problem(variable.device)):
+            return variable.handle
+        handle = _host_copy(variable)
+        self._copies.append((variable, handle))
+        return handle
+
+
+def _on_host(variable: tf.Variable) -> bool:
+    return tf.DeviceSpec.from_string(variable.device).device_type in (None, "CPU")
+
+
+def _host_copy(variable: tf.Variable) -> tf.Tensor:
+    """A copy that is freed with its last handle, at the end of the step."""
+    with tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=variable.shape, shared_name=tf_private.anonymous_name()
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
+    return handle
 
 
 def state_specs(

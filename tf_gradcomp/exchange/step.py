@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.protocols import delayed, slices_dtype
+from tf_gradcomp.compressors.stages import takes_turns
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
-from tf_gradcomp.exchange.host_state import OnHost
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.replica_step import Flags, ReplicaStep, by_stage
 from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.state import OnHost
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaStep]]

@@ -1,13 +1,108 @@
-"""Checks that all workers are about to exchange the gradients of the same variables."""
+"""Agreement of all workers: on the facts of a job, and on the gradients of a step."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.groups.group import Group
+_COLUMNS = 1024  # of 64-bit words; their sums fit into a core's cache
+
+
+class WorkersDisagreeError(RuntimeError):
+    """The workers of a job were started with different programs, settings or versions."""
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that all workers must share."""
+    return {
+        "tf_gradcomp": metadata.version("tf-gradcomp"),
+        "tensorflow": tf.__version__,
+        "keras": keras_version(),
+        "byte order and machine": platform.machine(),
+    }
+
+
+def keras_version() -> str:
+    """Returns the version of `tf.keras`, whose package may be keras, keras-nightly or tf_keras."""
+    package, _, _ = tf.keras.__name__.partition(".")
+    return importlib.import_module(package).__version__
+
+
+def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Compares `facts` over all processes of a job; see `Processes.agree`."""
+    processes = facts_if_different(facts, all_gather)
+    if processes is not None:
+        raise WorkersDisagreeError(describe(processes))
+
+
+def facts_if_different(
+    facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]
+) -> list[dict[str, Any]] | None:
+    """Returns the facts of all processes; None if they are equal, after one small collective.
+
+    `all_gather` gathers a small tensor of each process along axis 0.
+    """
+    text = json.dumps(facts, sort_keys=True)
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    with tf.device("CPU:0"):
+        digests = all_gather(tf.constant([digest], tf.int64)).numpy()
+        if np.all(digests == digests[0]):
+            return None
+        return [json.loads(other) for other in gather_bytes(text.encode(), all_gather)]
+
+
+def digest(values: np.ndarray) -> str:
+    """Returns 16 hexadecimal digits that depend on the bits of values, at the speed of memory.
+
+    Sums of columns are hashed, because the hashes of the standard library are ten times slower.
+    """
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    end = data.size // (8 * _COLUMNS) * 8 * _COLUMNS
+    sums = data[:end].view(np.uint64).reshape(-1, _COLUMNS).sum(0, dtype=np.uint64)
+    found = hashlib.blake2b(sums.tobytes(), digest_size=8)
+    found.update(data[end:].tobytes())
+    return found.hexdigest()
+
+
+def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
+    """Returns the bytes of each process."""
+    data = np.frombuffer(own, np.uint8).astype(np.int32)
+    lengths = all_gather(tf.constant([data.size], tf.int32)).numpy()
+    padded = np.zeros([1, lengths.max()], np.int32)
+    padded[0, : data.size] = data
+    rows = all_gather(tf.constant(padded)).numpy().astype(np.uint8)
+    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+def describe(facts: Sequence[Mapping[str, Any]], *, only_differences: bool = False) -> str:
+    """Returns a message that names the facts that differ between processes."""
+    names = sorted({name for worker in facts for name in worker})
+    differences = [
+        f"{name}: "
+        + ", ".join(f"worker {i} has {_at(worker, name)}" for i, worker in enumerate(facts))
+        for name in names
+        if any(_at(worker, name) != _at(facts[0], name) for worker in facts)
+    ]
+    if only_differences:
+        return "; ".join(differences)
+    return (
+        "The workers of this job were started with different programs, settings or versions. "
+        + "; ".join(differences)
+        + ". Start all workers with the same program and the same arguments."
+    )
+
+
+def _at(facts: Mapping[str, Any], name: str) -> str:
+    return repr(facts[name]) if name in facts else "nothing"
+
 
 LATER_LIST_SECONDS = 600.0  # how long one worker may trace a new step alone
 
@@ -17,10 +112,13 @@ class GradientAgreement:
 
     Workers compare once for each set of variables, and not at each trace, because some workers
     trace more often than others. A worker with a smaller last batch, for example, traces again.
+
+    Args:
+        agree: `Processes.agree` of the workers.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, agree: Callable[..., None]) -> None:
+        self._agree = agree
         self._agreed: set[tuple[tuple[str, str], ...]] = set()
 
     def check(
@@ -51,5 +149,5 @@ class GradientAgreement:
                 facts.update(progress())
             # Other workers may know this list and be in a step with another list: then they never
             # come.
-            self._group.processes.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
+            self._agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

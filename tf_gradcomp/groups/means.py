@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 
 
 class RareExchanges:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.groups import handshake
+from tf_gradcomp.groups import agreement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Processes:
         """
         if self.size == 1:
             return
-        if not _ends_within(seconds, lambda: handshake.compare(facts, self.gather)):
-            raise handshake.WorkersDisagreeError(
+        if not _ends_within(seconds, lambda: agreement.compare(facts, self.gather)):
+            raise agreement.WorkersDisagreeError(
                 f"This worker has waited {seconds} seconds for the other workers to compare "
                 f"{dict(facts)}, but they took another path through the program. All workers must "
                 "run the same program, and their own data must not determine which variables they "
@@ -58,7 +58,7 @@ class Processes:
 
     def facts_if_different(self, facts: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Returns the facts of all processes, which wait for each other; None if all are equal."""
-        return None if self.size == 1 else handshake.facts_if_different(facts, self.gather)
+        return None if self.size == 1 else agreement.facts_if_different(facts, self.gather)
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each number over all processes, which wait for each other here."""
@@ -81,7 +81,7 @@ class Processes:
         if self.size == 1:
             return own
         with tf.device("CPU:0"):
-            return handshake.gather_bytes(own, self.gather)[0]
+            return agreement.gather_bytes(own, self.gather)[0]
 
 
 def sums_over_workers(

@@ -1,21 +1,118 @@
-"""Reports which workers a job waits for, after a long wait."""
+"""Watches for stalls: progress, the time that workers wait for each other, and reports."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
+from tf_gradcomp import tf_private, tf_private_files
+from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER, START_TIMEOUT
 from tf_gradcomp.groups.notices import warn_user
-from tf_gradcomp.groups.progress import Position, Progress
 from tf_gradcomp.groups.rendezvous import connection_error
 from tf_gradcomp.stall_reports import continues, step_name, waits
+
+HEARTBEATS = 60.0  # seconds; a worker may pause for half of it, and with TensorFlow's own 10 for 5
+STALLS = 30.0  # seconds, so that a pause is reported before the heartbeats of the worker are missed
+
+STARTS = 3600.0  # seconds
+
+
+def heartbeat_timeout(given: float | None) -> float:
+    """Returns the seconds after which TensorFlow considers a silent worker lost."""
+    return _seconds("heartbeat_timeout", given, HEARTBEAT_TIMEOUT, HEARTBEATS)
+
+
+def stall_after(given: float | None) -> float:
+    """Returns the seconds in a collective after which a worker reports a stall; 0 means never."""
+    return _seconds("stall_after", given, STALL_AFTER, STALLS, or_never=True)
+
+
+def start_timeout() -> float:
+    """Returns the seconds in which all workers must have started."""
+    return _seconds("start_timeout", None, START_TIMEOUT, STARTS)
+
+
+def _seconds(
+    name: str, given: float | None, variable: str, default: float, *, or_never: bool = False
+) -> float:
+    """Returns the time in seconds: the argument, the environment's value, or the default.
+
+    Raises:
+        ValueError: If it is not a number, or less than a second.
+    """
+    value: Any = os.environ.get(variable) if given is None else given
+    if value is None:
+        return default
+    received = f"{variable if given is None else name}={value!r}"
+    seconds = _number(value)
+    if 1 <= seconds < math.inf or (or_never and seconds == 0):
+        return seconds
+    never = ", or 0 for never" if or_never else ""
+    raise ValueError(
+        f"tf_gradcomp: expected a {name.replace('_', ' ')} of at least 1 "
+        f"second{never}; received {received}."
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+class Position(NamedTuple):
+    """A worker's progress; the numbers of all workers are comparable."""
+
+    events: int  # beginnings and ends of collectives
+    steps: int  # the number of calls of `Strategy.run`
+
+    @property
+    def in_collective(self) -> bool:
+        """Returns whether the worker waits for others."""
+        return self.events % 2 == 1
+
+
+class Progress:
+    """Counts the steps of a strategy, and the beginnings and ends of its collectives.
+
+    Nothing waits for a counter.
+    """
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self._events = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    @tf.autograph.experimental.do_not_convert
+    def count_step(self, inputs: Any) -> None:
+        """Counts a step, which begins once the tensors in the nested `inputs` are computed."""
+        _count(self._steps, tf.nest.flatten(inputs, expand_composites=True))
+
+    @tf.autograph.experimental.do_not_convert
+    def count_event(self, tensors: Sequence[Any]) -> None:
+        """Counts the beginning or the end of a collective, once `tensors` are computed."""
+        _count(self._events, tensors)
+
+    def position(self) -> Position:
+        """Returns this worker's position."""
+        return Position(int(self._events.numpy()), int(self._steps.numpy()))
+
+
+def _count(counter: tf.Variable, after: Sequence[Any]) -> None:
+    if tf_private.in_xla():  # which may be on another device
+        return
+    with tf.control_dependencies([one for one in after if isinstance(one, tf.Tensor)]):
+        counter.assign_add(1, read_value=False)
+
 
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
 _LOOKS_OF_A_STALL = 10

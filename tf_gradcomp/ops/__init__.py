@@ -4,35 +4,23 @@ All ops raise `tf.errors.InvalidArgumentError` if shapes, types, settings or pos
 and `tf.errors.FailedPreconditionError` if a variable is not initialized.
 """
 
-from tf_gradcomp.ops.adacomp import (
-    adacomp_decode,
-    adacomp_encode,
-    adacomp_put_back,
-    local_bin_select,
-    residual_accumulate,
-    ternary_quantize,
-)
 from tf_gradcomp.ops.chunks import (
     Chunked,
     ChunkSplit,
+    LeaderSelection,
     chunk_apply,
     chunk_draw,
     chunk_select,
     chunk_split,
     chunk_take,
-)
-from tf_gradcomp.ops.count_sketch import SketchSettings, count_sketch, count_sketch_largest
-from tf_gradcomp.ops.knapsack import knapsack
-from tf_gradcomp.ops.leader_selection import (
-    LeaderSelection,
     leader_apply,
     leader_place_words,
     leader_select,
     leader_take,
 )
+from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.library import LibraryError, library_info
-from tf_gradcomp.ops.pass_if_equal import pass_if_equal
-from tf_gradcomp.ops.payload import payload_read, payload_write, payloads_finite
+from tf_gradcomp.ops.payload import pass_if_equal, payload_read, payload_write, payloads_finite
 from tf_gradcomp.ops.power_sgd import (
     power_sgd_left,
     power_sgd_project,
@@ -41,11 +29,27 @@ from tf_gradcomp.ops.power_sgd import (
     power_sgd_right,
 )
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
-from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
-from tf_gradcomp.ops.sidco import sidco_choose
-from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
-from tf_gradcomp.ops.top_k import (
+from tf_gradcomp.ops.quantization import (
+    qsgd_decode,
+    qsgd_encode,
+    qsgd_errors,
+    qsgd_put_back,
+    sign_sgd_decode,
+    sign_sgd_encode,
+    sign_sgd_put_back,
+)
+from tf_gradcomp.ops.sparsification import (
+    SketchSettings,
+    adacomp_decode,
+    adacomp_encode,
+    adacomp_put_back,
+    count_sketch,
+    count_sketch_largest,
+    local_bin_select,
     momentum_correction,
+    residual_accumulate,
+    sidco_choose,
+    ternary_quantize,
     top_k_decode,
     top_k_encode,
     top_k_keep_velocity,

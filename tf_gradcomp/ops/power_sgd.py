@@ -39,7 +39,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.coding import Settings, handles_of, tensor_of
+from tf_gradcomp.ops.payload import Settings, handles_of, tensor_of
 
 
 def power_sgd_left(

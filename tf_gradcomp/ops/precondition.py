@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.coding import handles_of
+from tf_gradcomp.ops.payload import handles_of
 
 
 class SecondMoments(NamedTuple):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult

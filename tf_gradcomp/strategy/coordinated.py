@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
-from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.groups.own_values import reading_own, reads_own
+from tf_gradcomp.groups.notices import reading_own, reads_own, tell_user
 from tf_gradcomp.noted_saves import note_save
 from tf_gradcomp.strategy.checkpoint_files import Write, replace_checkpoint
 from tf_gradcomp.strategy.strategy import strategy_of_workers

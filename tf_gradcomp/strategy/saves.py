@@ -10,8 +10,7 @@ from typing import Any
 
 from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.groups.own_values import reading_own
+from tf_gradcomp.groups.notices import reading_own, tell_user
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 _FIRST_WAIT = 20.0  # seconds to wait for the other workers to save, too

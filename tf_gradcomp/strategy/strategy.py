@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private, tf_private_data, tf_private_files
 from tf_gradcomp.chief import is_chief, task_in, task_of
-from tf_gradcomp.exchange import replacing
+from tf_gradcomp.exchange import setup
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.groups import carriers, handshake, rendezvous, waiting_times
+from tf_gradcomp.groups import agreement, bitcast, rendezvous, stalls
 from tf_gradcomp.groups.agreement import GradientAgreement
-from tf_gradcomp.groups.alone import check_not_of_horovod
+from tf_gradcomp.groups.current import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
-from tf_gradcomp.groups.own_values import reads_own
-from tf_gradcomp.groups.progress import Progress
-from tf_gradcomp.groups.stalls import CoordinationStore, Watchdog
+from tf_gradcomp.groups.notices import reads_own
+from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.strategy import random_numbers
@@ -89,8 +88,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         compare_variables: bool = True,
     ) -> None:
         self._install_patches()
-        heartbeat_timeout = waiting_times.heartbeat_timeout(heartbeat_timeout)
-        stall_after = waiting_times.stall_after(stall_after)
+        heartbeat_timeout = stalls.heartbeat_timeout(heartbeat_timeout)
+        stall_after = stalls.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
         ops: Any = None
@@ -120,7 +119,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if task.num_workers > 1 and tf_private.is_running():
                 raise RuntimeError(_TOO_LATE)  # before the others wait for this worker
             rendezvous.warn_of_proxy(task)
-            rendezvous.wait_for_workers(task, waiting_times.start_timeout())
+            rendezvous.wait_for_workers(task, stalls.start_timeout())
         try:
             with tf_private_files.coordinating(heartbeat_timeout):
                 super().__init__(cluster_resolver, communication_options)
@@ -143,11 +142,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._known: dict[int, tf.Tensor] = {}
         self.rare_exchanges: list[RareExchanges] = []
         self.saves = Saves(self.group)
-        self.gradient_agreement = GradientAgreement(self.group)
+        self.gradient_agreement = GradientAgreement(self.group.processes.agree)
         self.group.processes.agree(
             {
-                **handshake.package_versions(),
-                **replacing.fact(),
+                **agreement.package_versions(),
+                **setup.fact(),
                 "replicas in a worker": len(self.extended.worker_devices),
                 "kind of device": _kind_of(self.extended.worker_devices[0]),
                 "compressor of the strategy": repr(self.compressor),
@@ -319,7 +318,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         dtype = tf.convert_to_tensor(self._own(value)).dtype
         with _functions_as_graphs():
             gather = functools.partial(super().gather, axis=axis)
-            return carriers.gathered(value, dtype, gather)
+            return bitcast.gathered(value, dtype, gather)
 
     @contextlib.contextmanager
     def reusing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:

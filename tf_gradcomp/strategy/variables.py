@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope
-from tf_gradcomp.groups import carriers
+from tf_gradcomp.groups import bitcast
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 
@@ -76,7 +76,7 @@ class CheckedVariables:
     def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """Returns the chief's initial value of a variable of any dtype."""
         if value.dtype != tf.string:
-            return carriers.decoded(broadcast(carriers.encoded(value)), value.dtype)
+            return bitcast.decoded(broadcast(bitcast.encoded(value)), value.dtype)
         known = tf.get_static_value(value)
         if known is None:
             raise ValueError(
@@ -84,8 +84,8 @@ class CheckedVariables:
                 "function computes; create the variable before you call the function."
             )
         with tf.init_scope():
-            of_first = self._group.processes.bytes_of_first(carriers.as_bytes(known))
-            return carriers.as_strings(of_first, value.shape)
+            of_first = self._group.processes.bytes_of_first(bitcast.as_bytes(known))
+            return bitcast.as_strings(of_first, value.shape)
 
 
 class CheckedScope:

@@ -18,7 +18,7 @@ from common import Setup, digits, state_digest, state_sums
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, exchange_of, report
 from tf_gradcomp.compressors.base import GRADIENT_SUM
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.lgreco import LayerPlanner
 
 BATCH, STEPS, EPOCHS = 32, 4, 5
 PERIOD, LAST_STEP = 6, 9

@@ -9,7 +9,7 @@ import tf_gradcomp as gc
 from tests.ranks import RANK, report
 from tests.replicas import method_names
 from tf_gradcomp import tf_private
-from tf_gradcomp.groups import handshake
+from tf_gradcomp.groups import agreement
 
 ODD = RANK == 1
 x, y = digits(64, features=8)
@@ -20,9 +20,9 @@ def strategy_with(**kwargs):
 
 
 def versions():
-    original = handshake.package_versions
+    original = agreement.package_versions
     if ODD:
-        handshake.package_versions = lambda: {**original(), "keras": "1.2.3"}
+        agreement.package_versions = lambda: {**original(), "keras": "1.2.3"}
     strategy_with()
 
 

@@ -12,7 +12,7 @@ from tests.ranks import RANK, compressed, data, report
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.exchange import saving
-from tf_gradcomp.groups import handshake
+from tf_gradcomp.groups import agreement
 
 
 def variables_of(*shapes):
@@ -30,12 +30,12 @@ def other_settings():
 
 
 def other_versions():
-    versions = handshake.package_versions
-    handshake.package_versions = lambda: {**versions(), "keras": f"3.{RANK}"}
+    versions = agreement.package_versions
+    agreement.package_versions = lambda: {**versions(), "keras": f"3.{RANK}"}
     try:
         compressed(keras.optimizers.SGD(0.1)).build(variables_of((3,)))
     finally:
-        handshake.package_versions = versions
+        agreement.package_versions = versions
 
 
 def other_weights():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 
 _LARGEST = 2**20  # of any size
 _EXPECTED = (

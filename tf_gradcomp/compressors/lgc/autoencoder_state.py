@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.compressors.aggregation import digest_of_floats
 from tf_gradcomp.compressors.between_steps import BetweenSteps
-from tf_gradcomp.compressors.digests import digest_of_floats
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import digest_of_floats
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.digests import digest_of_floats
 from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
 from tf_gradcomp.compressors.lgc.phases import Phase, over_scale, scale_of, sum_in_order
 from tf_gradcomp.compressors.lgc.settings import (

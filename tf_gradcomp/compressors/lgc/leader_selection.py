@@ -13,10 +13,9 @@ from collections.abc import Callable, Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import leader, request_unless_empty, zero_if_too_large
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.digests import leader
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
-from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)

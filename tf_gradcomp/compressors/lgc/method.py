@@ -26,14 +26,8 @@ from tf_gradcomp.compressors.lgc.settings import (
     job_state_specs,
     phase_of,
 )
-from tf_gradcomp.compressors.per_variable import (
-    SHARE,
-    PerVariable,
-    Valid,
-    is_whole_number,
-    one_of,
-)
-from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, one_of
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,

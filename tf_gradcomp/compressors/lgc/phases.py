@@ -30,8 +30,8 @@ from tf_gradcomp.compressors.lgc.settings import (
     WEIGHTS,
     reset_if_incompatible,
 )
-from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
+from tf_gradcomp.compressors.settings import HasSettings
 from tf_gradcomp.compressors.value_bits import gather_codes
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 from tf_gradcomp.policy import GradientSpec

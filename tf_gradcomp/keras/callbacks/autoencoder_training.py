@@ -18,7 +18,7 @@ from tf_gradcomp.compressors.lgc.autoencoder_state import (
 from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder

@@ -11,7 +11,7 @@ import rich.console
 
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
-from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks import traffic_table

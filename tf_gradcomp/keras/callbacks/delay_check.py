@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras.callbacks.order import READERS, warn_if_behind

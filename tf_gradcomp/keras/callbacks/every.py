@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 
 EPOCH = "epoch"
 

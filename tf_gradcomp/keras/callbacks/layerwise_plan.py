@@ -9,8 +9,8 @@ import rich.console
 import rich.table
 
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
-from tf_gradcomp.compressors.lgreco.stored_plan import PlanInForce
+from tf_gradcomp.compressors.lgreco import LayerPlanner
+from tf_gradcomp.compressors.plans import PlanInForce
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.keras.callbacks.collect_state import CollectState
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange

@@ -9,7 +9,7 @@ import rich.console
 import rich.table
 
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.policy import GradientSpec
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.max_norm import MaxNormQuantization
-from tf_gradcomp.compressors.per_variable import HasSettings
-from tf_gradcomp.compressors.phased import in_turn
+from tf_gradcomp.compressors.contrib.max_norm import MaxNormQuantization
 from tf_gradcomp.compressors.protocols import Delays
+from tf_gradcomp.compressors.settings import HasSettings
+from tf_gradcomp.compressors.stages import in_turn
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.policy import GradientSpec
 

@@ -23,8 +23,7 @@ from tf_gradcomp.exchange.gradients import (
     check_variables_in_scope,
     divided,
 )
-from tf_gradcomp.exchange.replacing import replacement_of
-from tf_gradcomp.exchange.setup import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import equality, losses, saved_state

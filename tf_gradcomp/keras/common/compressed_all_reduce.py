@@ -16,8 +16,7 @@ from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
-from tf_gradcomp.exchange.replacing import replacement_of
-from tf_gradcomp.exchange.setup import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.policy import LayerPolicy, checked_policy
 from tf_gradcomp.strategy.undivided_means import tell_of_undivided_mean

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
-from tf_gradcomp.groups.handshake import WorkersDisagreeError, describe, digest
+from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup

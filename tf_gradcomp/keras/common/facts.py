@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tf_gradcomp.exchange.gradients import path_of
+from tf_gradcomp.groups.agreement import WorkersDisagreeError, digest
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.handshake import WorkersDisagreeError, digest
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.version import keras
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.round_lengths import Schedule
 

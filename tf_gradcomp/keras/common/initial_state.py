@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.groups import carriers
+from tf_gradcomp.groups import bitcast
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodGroup
 from tf_gradcomp.keras.common.compressed import Compressed
@@ -63,10 +63,10 @@ def _take_values_of_first(group: Group, variables: Sequence[tf.Variable]) -> Non
     def take() -> None:
         for variable in variables:
             value = variable.read_value()
-            bits = carriers.encoded(value)
+            bits = bitcast.encoded(value)
             of_first = communicator.broadcast(tf.reshape(bits, [-1]), tf.constant(0))
             of_first = tf.reshape(of_first, tf.shape(bits))
-            variable.assign(carriers.decoded(of_first, value.dtype))
+            variable.assign(bitcast.decoded(of_first, value.dtype))
 
     take()
 

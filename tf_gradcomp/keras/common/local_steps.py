@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.settings import is_whole_number
+from tf_gradcomp.compressors.stages import Phased
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler

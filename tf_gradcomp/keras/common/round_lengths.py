@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.keras.common.version import keras
 
 Schedule: TypeAlias = int | Sequence[Sequence[int]] | Callable[[int], int]

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
-from tf_gradcomp.exchange.replacing import report_no_effect
+from tf_gradcomp.exchange.setup import report_no_effect
 from tf_gradcomp.groups.slices import sum_of_concatenated
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.compressed_all_reduce import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_gradcomp.groups.handshake import keras_version
+from tf_gradcomp.groups.agreement import keras_version
 from tf_gradcomp.strategy.patches import Patch, UntestedVersionError, apply
 
 IS_KERAS_2 = not hasattr(tf.keras, "ops")

@@ -18,7 +18,7 @@ from keras.src.backend.common import global_state as _global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR as _GLOBAL_GENERATOR
 from keras.src.saving import saving_lib as _saving_lib
 
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.keras.common.hooks import with_methods
 
 

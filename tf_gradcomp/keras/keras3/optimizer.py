@@ -19,8 +19,7 @@ from tf_gradcomp.exchange.gradients import (
     native,
 )
 from tf_gradcomp.exchange.step import count_skip
-from tf_gradcomp.groups.alone import check_not_alone_by_mistake
-from tf_gradcomp.groups.current import checked_replica_context
+from tf_gradcomp.groups.current import check_not_alone_by_mistake, checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.gossip_rounds import new_rounds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from tf_gradcomp.groups.own_values import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.keras.common import equality, files, losses, same_data
 from tf_gradcomp.keras.common.hooks import (
     on_epochs,

@@ -16,9 +16,9 @@ from tf_gradcomp.exchange.gradients import (
     native,
     path_of,
 )
-from tf_gradcomp.groups.handshake import WorkersDisagreeError
+from tf_gradcomp.groups.agreement import WorkersDisagreeError
 from tf_gradcomp.groups.means import means_over_replicas
-from tf_gradcomp.groups.own_values import reading_own
+from tf_gradcomp.groups.notices import reading_own
 from tf_gradcomp.keras.common import losses
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce, with_missing

@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, request_unless_empty, zero_if_too_large
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.chunked import CHUNK_SHARE
-from tf_gradcomp.compressors.per_variable import SEED, PerVariable, Valid, is_whole_number
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
-from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
+from tf_gradcomp.compressors.settings import SEED, PerVariable, Valid, is_whole_number
 from tf_gradcomp.ops.payload import MAX_NORM
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 

@@ -8,8 +8,8 @@ from collections.abc import Generator
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import sum_gathered
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.requests import AllGather
 
 

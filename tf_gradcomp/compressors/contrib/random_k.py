@@ -8,14 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.chunked import CHUNK_SHARE, sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.per_variable import (
-    SEED,
-    HasSettings,
-    PerVariable,
-)
 from tf_gradcomp.compressors.requests import AllReduce
+from tf_gradcomp.compressors.settings import SEED, HasSettings, PerVariable
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01

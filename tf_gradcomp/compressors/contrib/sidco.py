@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import sum_gathered
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import Valid, is_share, one_of, whole_number
 from tf_gradcomp.compressors.requests import AllGather
+from tf_gradcomp.compressors.settings import Valid, is_share, one_of, whole_number
 from tf_gradcomp.ops.payload import SIDCO
 from tf_gradcomp.policy import GradientSpec
 

@@ -1,23 +1,4 @@
-"""QSGD with error feedback: the ops of one step.
-
-Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
-NeurIPS 2017, https://arxiv.org/abs/1610.02132, in the form with a minimum and a unit per bucket of
-CGX (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357).
-`tests.reference.qsgd` computes the same in NumPy.
-
-With e the residual and g the gradient of a variable, in each bucket:
-
-    p = e + g
-    unit = (max p - min p) / (2^bits - 1)
-    level = floor((p - min p) / unit + offset), at most 2^bits - 1
-    sent: min p + unit * level
-    e <- p - sent
-
-The offset is 1/2 to round to the nearest level. A random offset, uniform between 0 and 1, makes the
-sent value equal p on average. Random numbers come from Philox, a counter-based generator, with
-(seed, replica) as key and (element, tensor, step) as counter. All arithmetic is float32, in the
-order of the reference, without fused multiply-add.
-"""
+"""Ops that quantize values: QSGD and signs."""
 
 from __future__ import annotations
 
@@ -26,8 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.ops import coding, library
-from tf_gradcomp.ops.coding import Settings, tensor_of
+from tf_gradcomp.ops import library, payload
+from tf_gradcomp.ops.payload import Settings, tensor_of
 
 
 def qsgd_encode(
@@ -58,7 +39,7 @@ def qsgd_encode(
         seed: The seed of the random numbers, signed 64-bit.
         fingerprint: See `ops.coding.encode`.
     """
-    return coding.encode(
+    return payload.encode(
         "qsgd",
         residuals,
         gradients,
@@ -72,8 +53,8 @@ def qsgd_encode(
     )
 
 
-qsgd_decode = functools.partial(coding.decode, "qsgd")
-qsgd_put_back = functools.partial(coding.put_back, "qsgd")
+qsgd_decode = functools.partial(payload.decode, "qsgd")
+qsgd_put_back = functools.partial(payload.put_back, "qsgd")
 
 
 def qsgd_errors(
@@ -93,3 +74,21 @@ def qsgd_errors(
     return library.load().qsgd_errors(
         values=values, bits=tensor_of(bits), bucket_size=bucket_size, stochastic=stochastic
     )
+
+
+def sign_sgd_encode(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    step: tf.Tensor | int,
+    *,
+    fingerprint: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Packs gradients as signs and one mean per tensor, as `ops.coding.encode` describes.
+
+    The payload's length depends on the shapes alone.
+    """
+    return payload.encode("sign_sgd", residuals, gradients, step, fingerprint=fingerprint)
+
+
+sign_sgd_decode = functools.partial(payload.decode, "sign_sgd")
+sign_sgd_put_back = functools.partial(payload.put_back, "sign_sgd")

@@ -1,4 +1,4 @@
-"""Encodes dtypes that collectives lack as the bits of dtypes that collectives have."""
+"""Bitcasts dtypes that collectives do not support."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.aggregation import zero_if_too_large
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.per_variable import SEED, SHARE, one_of, whole_number
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import zero_if_too_large
+from tf_gradcomp.compressors.settings import SEED, SHARE, one_of, whole_number
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 _ROWS = one_of(1, 3, 5)

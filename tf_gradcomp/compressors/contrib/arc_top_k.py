@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.compressors.aggregation import MIXING, request_unless_empty, zero_if_too_large
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.digests import MIXING
-from tf_gradcomp.compressors.per_variable import (
-    SHARE,
-    PerVariable,
-    Valid,
-    is_whole_number,
-    whole_number,
-)
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -28,7 +21,13 @@ from tf_gradcomp.compressors.plannable import (
     whole,
 )
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.sums import request_unless_empty, zero_if_too_large
+from tf_gradcomp.compressors.settings import (
+    SHARE,
+    PerVariable,
+    Valid,
+    is_whole_number,
+    whole_number,
+)
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of blocks

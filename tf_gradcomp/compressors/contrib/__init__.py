@@ -1,0 +1,1 @@
+"""Methods whose results are promised less: tried in simulation, kept by the same tests."""

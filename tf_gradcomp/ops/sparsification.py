@@ -1,0 +1,320 @@
+"""Ops that select entries: AdaComp, top-k, SIDCo and the count sketch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import library, payload
+from tf_gradcomp.ops.payload import Settings, handles_of, tensor_of
+from tf_gradcomp.ops.precondition import SecondMoments
+
+_NONE = SecondMoments((), 1, beta_2=0.0, epsilon=1.0)
+
+
+def residual_accumulate(
+    residual: tf.Tensor, gradient: tf.Tensor, *, scale_factor: float = 2.0
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adds the gradient into the residual, once and `scale_factor` times.
+
+    Args:
+        residual: float32, any shape.
+        gradient: float32, float16 or bfloat16, same shape.
+        scale_factor: s above, the weight of the gradient in the selection.
+
+    Returns:
+        accumulated (G) and boosted (H), both float32 of the same shape.
+    """
+    return library.load().residual_accumulate(
+        residual=residual, gradient=gradient, scale_factor=scale_factor
+    )
+
+
+def local_bin_select(
+    accumulated: tf.Tensor, boosted: tf.Tensor, *, bin_size: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Selects the elements to send in each bin.
+
+    Args:
+        accumulated: float32 of any shape; bins run over it flattened, and the last may be short.
+        boosted: float32, same shape.
+        bin_size: Elements in a bin, at least 1.
+
+    Returns:
+        positions, int64 [number selected], into the flattened tensor, ascending; and bin_max,
+        float32 [number of bins]. In a bin with a value that is not finite, nothing is selected and
+        the maximum is infinite or NaN.
+    """
+    return library.load().local_bin_select(
+        accumulated=accumulated, boosted=boosted, bin_size=bin_size
+    )
+
+
+def ternary_quantize(
+    accumulated: tf.Tensor, positions: tf.Tensor, bin_max: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Quantizes the selected elements to -scale, 0 or scale, and keeps the rest.
+
+    Args:
+        accumulated: float32 of any shape.
+        positions: int64 [k], into the flattened tensor, ascending.
+        bin_max: float32 [number of bins].
+
+    Returns:
+        signs, int8 [k]; scale, float32 scalar, the mean of bin_max; and residual, float32 of the
+        shape of accumulated: the values left unsent once signs * scale are sent.
+    """
+    return library.load().ternary_quantize(
+        accumulated=accumulated, positions=positions, bin_max=bin_max
+    )
+
+
+def adacomp_encode(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    step: tf.Tensor | int,
+    *,
+    bin_sizes: Settings,
+    fingerprint: int,
+    scale_factor: float = 2.0,
+    second_moments: SecondMoments | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Packs the selected elements of each bin, as `ops.coding.encode` describes.
+
+    On a CPU, a new residual takes over the memory of its gradient if nothing else uses that memory,
+    and the gradient is float32 and not divided.
+
+    With second moments, the gradients are first divided as by `precondition`, to the bit, in the
+    same pass over memory.
+
+    If a residual plus gradient is not finite anywhere, the payload is a header with the non-finite
+    flag, and the gradients are discarded. If a gradient or its square is not finite, residuals and
+    second moments keep their old values to the bit. If all gradients are finite but some residual
+    plus gradient is not, the residuals in its bin keep their old values; other residuals become r +
+    g - g in float32. Second moments then stay between 0 and their old values. With beta_2 of a half
+    or more, they shrink by at most 2^-19 of the value that this step would have given them.
+
+    Args:
+        residuals: See `ops.coding.encode`.
+        gradients: See `ops.coding.encode`.
+        step: See `ops.coding.encode`.
+        bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32. Bin sizes
+            may change between steps; the payload's header has a digest of them.
+        fingerprint: See `ops.coding.encode`.
+        scale_factor: s above, the weight of the gradient in the selection.
+        second_moments: One per residual, of the same shape, to divide the gradients; or None.
+    """
+    adam = second_moments or _NONE
+    return payload.encode(
+        "ada_comp",
+        residuals,
+        gradients,
+        step,
+        second_moments=handles_of(adam.variables),
+        adam_step=tf.convert_to_tensor(adam.step, tf.int64),
+        squares=adam.squares_or_empty(),
+        beta_2=adam.beta_2,
+        epsilon=adam.epsilon,
+        corrects_epsilon=adam.corrects_epsilon,
+        scale=adam.scale,
+        bin_sizes=bin_sizes,
+        scale_factor=scale_factor,
+        fingerprint=fingerprint,
+    )
+
+
+adacomp_decode = functools.partial(payload.decode, "ada_comp")
+adacomp_put_back = functools.partial(payload.put_back, "ada_comp")
+
+
+def momentum_correction(
+    velocities: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    *,
+    momentum: float,
+    clip_norm: float = math.inf,
+) -> list[tf.Tensor]:
+    """Clips the gradients of a replica and adds them to its decayed velocities.
+
+    All arithmetic is float32, without fused multiply-add; the norm is summed in float64, in a fixed
+    order.
+
+    Args:
+        velocities: float32, one per gradient in its shape; or an empty list.
+        gradients: float32, float16 or bfloat16, any shapes.
+        momentum: The factor of the velocities.
+        clip_norm: The largest global norm of the gradients; larger gradients are scaled down to it.
+
+    Returns:
+        For each gradient g with velocity u: momentum u + scale g, float32 (paper, section 3.2); or
+        scale g without velocities. Not finite where g is not.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If shapes or numbers of tensors differ.
+    """
+    return library.load().momentum_correction(
+        velocities=list(velocities),
+        gradients=list(gradients),
+        N=len(gradients),
+        momentum=momentum,
+        clip_norm=clip_norm,
+    )
+
+
+def top_k_encode(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    step: tf.Tensor | int,
+    *,
+    entries: Settings,
+    fingerprint: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Packs the largest entries of residuals plus gradients, as `ops.coding.encode` describes.
+
+    Among entries with equal magnitudes, the first are sent. A tensor takes 2 words of the payload
+    for each entry, or one word for each element if it is sent whole.
+
+    Args:
+        residuals: See `ops.coding.encode`.
+        gradients: See `ops.coding.encode`.
+        step: See `ops.coding.encode`.
+        entries: The number of entries to send of each tensor, or 0 to send the tensor whole,
+            without indices. The numbers may change between steps; the payload's header has a digest
+            of them.
+        fingerprint: See `ops.coding.encode`.
+    """
+    return payload.encode(
+        "top_k",
+        residuals,
+        gradients,
+        step,
+        entries=entries,
+        fingerprint=fingerprint,
+    )
+
+
+top_k_decode = functools.partial(payload.decode, "top_k")
+top_k_put_back = functools.partial(payload.put_back, "top_k")
+
+
+def top_k_keep_velocity(
+    velocities: Sequence[tf.Tensor | tf.Variable],
+    corrected: Sequence[tf.Tensor],
+    payload: tf.Tensor,
+    sent: tf.Tensor,
+    *,
+    entries: Settings,
+    fingerprint: int,
+) -> tf.Operation | None:
+    """Ends a step of momentum: stores the corrected gradients as velocities, masked where sent.
+
+    A replica whose payload has the non-finite flag keeps its old velocities.
+
+    Args:
+        velocities: float32 variables or their resource handles, updated in place.
+        corrected: The result of `momentum_correction`.
+        payload: int32 [words], the replica's own, encoded from `corrected`.
+        sent: bool scalar: whether the step is taken. Velocities then become zero where the payload
+            names an entry (paper, section 3.3: momentum factor masking). The velocities of tensors
+            sent whole stay, because none of their entries is delayed.
+        entries: The same as for encoding.
+        fingerprint: The same as for encoding.
+
+    Returns:
+        The operation in a graph, None in eager execution.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the payload is broken; the velocities are then untouched.
+    """
+    return library.load().top_k_keep_velocity(
+        velocities=handles_of(velocities),
+        corrected=list(corrected),
+        payload=payload,
+        sent=sent,
+        entries=tensor_of(entries),
+        fingerprint=fingerprint,
+    )
+
+
+def sidco_choose(values: tf.Tensor, density: float, *, distribution: str, stages: int) -> tf.Tensor:
+    """Finds about the largest entries, by fits of a distribution to the magnitudes.
+
+    Each stage fits the distribution to the magnitudes above the threshold of the stage before, and
+    takes its quantile as the next threshold (Abdelmoniem et al., MLSys 2021, arXiv 2101.10761).
+    Unlike in the paper, the last threshold is corrected three times by the number of entries above
+    it. Zeros are never chosen. Among at most 1023 values, the largest are chosen exactly.
+
+    Args:
+        values: float32, finite, fewer than 2^31.
+        density: The target share of chosen entries, above 0 and below 1.
+        distribution: `"pareto"` (generalized) or `"exponential"`.
+        stages: Number of fits, 1 or more.
+
+    Returns:
+        The places of the chosen entries, ascending, int32: at most twice the share or 64 of them,
+        and at least one, unless all values are zero.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If `density` is out of range.
+    """
+    return library.load().sidco_choose(
+        values=values,
+        density=tf.constant(density, tf.float64),
+        distribution=distribution,
+        stages=stages,
+    )
+
+
+class SketchSettings(NamedTuple):
+    """The settings of a sketch.
+
+    Attributes:
+        step: int64 scalar; each step draws another sketch.
+        seed: From 0 to 2^63 - 1.
+        rows: 1, 3 or 5.
+        columns: Sums in each row.
+    """
+
+    step: tf.Tensor
+    seed: int
+    rows: int
+    columns: int
+
+
+def count_sketch(values: tf.Tensor, settings: SketchSettings) -> tf.Tensor:
+    """Adds each entry, with a random sign, to a random sum of each row.
+
+    Args:
+        values: float32; the entries are added in their order.
+        settings: Equal on all replicas that sum their sketches.
+
+    Returns:
+        float32 [rows * columns], row by row.
+    """
+    return library.load().count_sketch(values=values, **settings._asdict())
+
+
+def count_sketch_largest(
+    sums: tf.Tensor, settings: SketchSettings, *, size: int, count: int
+) -> tf.Tensor:
+    """Finds the entries whose estimates have the largest magnitudes.
+
+    An estimate is the median over the rows of the entry's sum with its sign. A sum of NaN, which
+    overflows make, counts as infinite.
+
+    Args:
+        sums: float32 [rows * columns], the sum of sketches.
+        settings: Of the sketches.
+        size: Entries in each sketched vector, below 2^31.
+        count: Entries to find, up to `size`.
+
+    Returns:
+        Their places, int32 [count], by descending magnitude; of equal magnitudes, the first.
+    """
+    return library.load().count_sketch_largest(
+        sums=sums, size=size, count=count, **settings._asdict()
+    )
