@@ -11,8 +11,8 @@ from simulated import slug
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice.codec_speed import CodecSpeed
-from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors import StepInputs
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.policy import DENSE, GradientSpec
 
@@ -59,7 +59,7 @@ class Encoding:
         def next_step() -> ReplicaStep:
             given, number = [gradient.read_value()], step.read_value()
             finite = tf.constant(True)
-            inputs = ExchangeInputs(specs, given, state, number, finite, 0, self.learners)
+            inputs = StepInputs(specs, given, state, number, finite, 0, self.learners)
             return ReplicaStep.of(inputs)
 
         speed = CodecSpeed(method, next_step, draw)

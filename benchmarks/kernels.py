@@ -42,10 +42,10 @@ from rich.table import Table
 from used import Used
 
 from tf_gradcomp import compressors, ops
-from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.compressors.protocols import conversation
+from tf_gradcomp.compressors import StepInputs
+from tf_gradcomp.compressors.base import start
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.communicator import communicate
+from tf_gradcomp.groups.communicator import RequestStream, communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
@@ -221,8 +221,9 @@ class WholeStep:
         @tf.function(autograph=False)
         def run(step):
             given = [self.handover.take()]
-            inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
-            results, _ = communicate([conversation(compressor, inputs)], lockstep_communicators(1))
+            inputs = StepInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
+            streams = [RequestStream(start(compressor, inputs))]
+            results, _ = communicate(streams, lockstep_communicators(1))
             return results[0]
 
         self._run = run

@@ -7,9 +7,9 @@ from workloads import Source
 
 import tf_gradcomp as gc
 from tf_gradcomp.advice.codec_speed import CodecSpeed
-from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.compressors import StepInputs
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 
 REPEATS = 11
 
@@ -26,7 +26,7 @@ def stage_seconds(
 
     def next_step() -> ReplicaStep:
         return ReplicaStep.of(
-            ExchangeInputs(
+            StepInputs(
                 exchange.specs,
                 [strategy.experimental_local_results(v)[0].read_value() for v in source.values],
                 state,

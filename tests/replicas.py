@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.stages import takes_turns
+from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.exchange.gradients import native
 
 
@@ -19,10 +19,10 @@ def method_names() -> list[str]:
     return [name for name in compressors.names() if name != compressors.Auto.name]
 
 
-def names_without_turns() -> list[str]:
-    """The names of those methods that take no turns and so need no collectives."""
+def names_without_stages() -> list[str]:
+    """The names of those methods without a warm-up or stages, which need no collectives."""
     methods = {name: compressors.get(name) for name in method_names()}
-    return [name for name, method in methods.items() if not takes_turns(method)]
+    return [name for name, method in methods.items() if not has_stages(method)]
 
 
 def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:

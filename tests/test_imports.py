@@ -3,7 +3,6 @@
 import ast
 from pathlib import Path
 
-import keras
 import pytest
 
 import tf_gradcomp
@@ -154,40 +153,3 @@ def test_no_stack_is_inspected_and_no_class_is_swapped(source):
             assert not swaps, ast.unparse(node)
         if isinstance(node, ast.Call):
             assert "'__class__'" not in map(ast.unparse, node.args), ast.unparse(node)
-
-
-def class_members(source):
-    """Yields the name, the bases and the public members of each class in a file."""
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ClassDef):
-            names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-            for item in node.body:
-                targets = item.targets if isinstance(item, ast.Assign) else [item]
-                names |= {getattr(getattr(one, "target", one), "id", "_") for one in targets}
-            given = [ast.unparse(base).split("[")[0] for base in node.bases]
-            bases = [
-                base.split(".")[-1]
-                for base in given
-                if not base.startswith(("tf.", "keras.", "click."))
-            ]
-            yield node.name, bases, {name for name in names if not name.startswith("_")}
-
-
-# Keras calls these members of its optimizers, so a wrapper must have them.
-OF_KERAS = dict.fromkeys(("Compressed", "CompressedOptimizer"), keras.optimizers.Optimizer)
-
-
-def test_no_class_has_more_than_15_public_members():
-    """Counts the methods, properties and attributes that a class defines or inherits from our
-    classes."""
-    classes = {name: (bases, own) for s in SOURCES for name, bases, own in class_members(s)}
-
-    def members(name, *below):
-        """Returns the members of a class; some bases are TensorFlow's classes of the same names."""
-        bases, own = classes.get(name, ((), set()))
-        bases = [base for base in bases if base not in (name, *below)]
-        return own.union(*(members(base, name, *below) for base in bases))
-
-    counts = {name: len(members(name) - set(dir(OF_KERAS.get(name, ())))) for name in classes}
-    too_many = {name: n for name, n in counts.items() if n > 15}
-    assert not too_many, "use protocols or functions for what only some callers need"

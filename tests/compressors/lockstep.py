@@ -8,15 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import Compressor, ExchangeInputs
-from tf_gradcomp.compressors.base import RESIDUAL, Exchanged
-from tf_gradcomp.compressors.protocols import conversation
-from tf_gradcomp.compressors.requests import given
-from tf_gradcomp.compressors.stages import Phased
-from tf_gradcomp.exchange.replica_step import by_stage
+from tf_gradcomp.compressors import Compressor, StepInputs
+from tf_gradcomp.compressors.base import RESIDUAL, Reduced, check_reduced, start
+from tf_gradcomp.compressors.stages import Staged, run_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
-from tf_gradcomp.groups.communicator import Sent, communicate
+from tf_gradcomp.groups.communicator import RequestStream, Sent, communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
+from tf_gradcomp.groups.metadata import Metadata
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -61,29 +59,44 @@ def kept_residuals(
 class End(NamedTuple):
     """The result of one replica's exchange, its payload, and the vectors that it gave."""
 
-    result: Exchanged
+    result: Reduced
     sent: Sent
     given: list[tf.Tensor]
 
 
-def noting(conversation, vectors):
-    """Does what `conversation` does, and appends the vector of each request to `vectors`."""
+def noting(requests, vectors):
+    """Passes requests on, and appends the vector of each to `vectors`."""
     answer = None
     while True:
         try:
-            request = conversation.send(answer)
+            request = requests.send(answer)
         except StopIteration as end:
             return end.value
-        vectors.append(given(request))
+        vectors.append(getattr(request, "sent", None))
         answer = yield request
 
 
-def in_lockstep(conversations) -> list[End]:
-    """Runs the conversations of all replicas."""
-    all_given = [[] for _ in conversations]
-    noted = [noting(*pair) for pair in zip(conversations, all_given, strict=True)]
+class Noted(RequestStream):
+    """The requests of a method, as the exchange makes them; notes the vectors."""
+
+    def __init__(self, compressor: Compressor, inputs: StepInputs) -> None:
+        self.vectors: list[tf.Tensor] = []
+        self._name, self._specs = compressor.name, inputs.specs
+        none = tf.zeros([0], tf.bool)
+        metadata = Metadata(none, inputs.size, lambda dtype: tf.zeros([0], dtype))
+        super().__init__(noting(start(compressor, inputs), self.vectors), metadata)
+
+    def end(self, result):
+        check_reduced(self._name, result, self._specs)
+        return result
+
+
+def in_lockstep(compressor: Compressor, inputs: Sequence[StepInputs]) -> list[End]:
+    """Runs a step of a method on all replicas."""
+    noted = [Noted(compressor, each) for each in inputs]
     results, sent = communicate(noted, lockstep_communicators(len(noted)))
-    return [End(*of_one) for of_one in zip(results, sent, all_given, strict=True)]
+    vectors = [each.vectors for each in noted]
+    return [End(*each) for each in zip(results, sent, vectors, strict=True)]
 
 
 def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
@@ -136,10 +149,10 @@ class Lockstep:
         step's flag."""
         tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
         step = tf.constant(self._step, tf.int64)
-        ends = self._exchange(tensors, step, tf.constant(finite), self.method_in_turn(step))
+        ends = self._exchange(tensors, step, tf.constant(finite), self.current_stage(step))
         self._step += 1
         return Outcome(
-            [[tensor.numpy() for tensor in end.result.reduced] for end in ends],
+            [[tensor.numpy() for tensor in end.result.gradients] for end in ends],
             [bool(end.result.finite) for end in ends],
             self.state,
             [last.numpy() for end in ends for last in end.given[-1:]],
@@ -152,12 +165,12 @@ class Lockstep:
         """As one of other variables counts."""
         self._step += 1
 
-    def method_in_turn(self, step: tf.Tensor) -> Compressor:
-        """Returns the phase, if there are any: their requests differ too much for branches."""
+    def current_stage(self, step: tf.Tensor) -> Compressor:
+        """Returns the stage, if there are any: their requests differ too much for branches."""
         method = self._compressor
-        if not isinstance(method, Phased) or step < method.warmup_steps:
+        if not isinstance(method, Staged) or step < method.warmup_steps:
             return method
-        return method.phases[int(method.phase(step, self.job_state[0]))]
+        return method.stages[int(method.stage(step, self.job_state[0]))]
 
     def _exchanged(
         self,
@@ -169,7 +182,7 @@ class Lockstep:
         size = len(self._state)
         settings = None if self._settings is None else self._settings.read_value()
         inputs = [
-            ExchangeInputs(
+            StepInputs(
                 self._specs,
                 of_one,
                 handles(state),
@@ -184,10 +197,10 @@ class Lockstep:
                 zip(gradients, self._state, self.job_state, strict=True)
             )
         ]
-        return by_stage(
+        return run_stage(
             method,
             inputs[0],
-            lambda method: in_lockstep([conversation(method, of_one) for of_one in inputs]),
+            lambda method: in_lockstep(method, inputs),
         )
 
 

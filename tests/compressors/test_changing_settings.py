@@ -23,17 +23,16 @@ from tests.compressors.methods import (
     top_k_with,
 )
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
-from tests.replicas import names_without_turns
+from tests.replicas import names_without_stages
 from tf_gradcomp.compressors import (
-    ExchangeInputs,
-    HasSettings,
     PowerSGD,
     RandomK,
     ScaleCom,
+    StepInputs,
     get,
 )
+from tf_gradcomp.compressors.base import start
 from tf_gradcomp.compressors.power_sgd import FACTOR
-from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.exchange.state import handles, new_state
 
 SHAPES = [(40, 60), (3, 3, 8, 32), (50,), (60, 80), (70, 20), (0, 6), (90, 41), (33,)]
@@ -118,7 +117,7 @@ def inputs_of(compressor, shapes=((40, 60),), **changes):
     specs = specs_of(gradients)
     state = handles(new_state(compressor, specs))
     given = [tf.constant(gradient) for gradient in gradients]
-    inputs = ExchangeInputs(specs, given, state, tf.constant(0, tf.int64), tf.constant(True), 0, 1)
+    inputs = StepInputs(specs, given, state, tf.constant(0, tf.int64), tf.constant(True), 0, 1)
     return dataclasses.replace(inputs, **changes)
 
 
@@ -142,17 +141,15 @@ def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
     assert given.payload_bytes == plain.payload_bytes
 
 
-WITHOUT_SETTINGS = [
-    one for one in map(get, names_without_turns()) if not isinstance(one, HasSettings)
-]
+WITHOUT_SETTINGS = [one for one in map(get, names_without_stages()) if one.settings([]) is None]
 
 
 @pytest.mark.parametrize("compressor", WITHOUT_SETTINGS, ids=lambda one: one.name)
 def test_a_method_without_such_a_setting_refuses_them(compressor):
-    assert settings_in_force(compressor, inputs_of(compressor)) is None
+    assert compressor.settings_in_force(inputs_of(compressor)) is None
     inputs = inputs_of(compressor, settings=tf.constant([4], tf.int64))
     with pytest.raises(ValueError, match="has no setting that differs by variable"):
-        conversation(compressor, inputs)
+        start(compressor, inputs)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +174,7 @@ def test_lengths_of_vectors_are_known_in_a_graph_unless_settings_may_change(comp
         @tf.function(autograph=False)
         def step():
             of_step = dataclasses.replace(inputs, settings=settings())
-            (end,) = in_lockstep([conversation(compressor, of_step)])
+            (end,) = in_lockstep(compressor, [of_step])
             known.extend(given.shape[0] for given in end.given)
             return [tf.size(given) for given in end.given]
 

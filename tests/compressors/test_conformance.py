@@ -18,8 +18,7 @@ from tests.replicas import method_names
 from tests.workers import run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ArcTopK, Cast, CountSketch, PowerSGD, registry
-from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
-from tf_gradcomp.compressors.protocols import delayed, residual_scale
+from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 
 DTYPES = [np.float16, ml_dtypes.bfloat16]  # other tests have float32
 
@@ -105,7 +104,7 @@ def conserved(method, before, gradients, outcome):
         had = sum(of_one[tensor].astype(np.float32) for of_one in added)
         kept = np.zeros_like(reduced)
         if method.keeps_residuals:
-            scale = residual_scale(method.compressor)
+            scale = method.compressor.residual_scale
             had = had + sum(state[RESIDUAL][tensor] for state in before) / scale
             kept = sum(residuals[tensor] for residuals in outcome.residuals) / scale
         largest = max(1.0, np.abs(had).max(initial=0), np.abs(kept).max(initial=0))
@@ -154,12 +153,12 @@ def test_delayed_reports_gradients_that_wait_in_the_residual(method):
     lockstep = Lockstep(method.compressor, specs, 2)
     added = method.added(2, lockstep.state[0], gradients[0])
     zero = tf.constant(0, tf.int64)
-    inputs = ExchangeInputs(
+    inputs = StepInputs(
         specs, [], {}, zero, tf.constant(True), 0, 2, job_state=lockstep.job_state[0]
     )
-    says = delayed(lockstep.method_in_turn(zero), inputs).numpy()
+    says = lockstep.current_stage(zero).delayed(inputs).numpy()
     kept = lockstep.step(gradients).residuals[0]
-    scale = residual_scale(method.compressor)
+    scale = method.compressor.residual_scale
     waits = [
         np.isclose(residual, scale * one, rtol=1e-5).mean() > 0.5
         for residual, one in zip(kept, added, strict=bool(kept))
@@ -305,7 +304,7 @@ def test_non_finite_on_one_replica_is_skipped_by_all(method):
     specs = specs_of(random_gradients(shapes, 1)[0])
     lockstep = Lockstep(method.compressor, specs, 3)
     outcome = lockstep.step(random_gradients(shapes, 3))
-    scale = residual_scale(method.compressor)
+    scale = method.compressor.residual_scale
     for seed, (bad, culprit) in enumerate([(np.nan, 0), (np.inf, 2), (-np.inf, 0)], start=1):
         before, gradients = outcome.state, random_gradients(shapes, 3, seed=seed)
         gradients[culprit][0][17, 3] = bad
@@ -343,7 +342,7 @@ def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     assert outcome.finite == [False, False]
     if not method.keeps_residuals:
         return
-    scale = residual_scale(method.compressor)
+    scale = method.compressor.residual_scale
     for replica, kept in enumerate(outcome.residuals):
         added = method.added(2, before[replica], gradients[replica])
         for residual, of_one in zip(kept, added, strict=True):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tf_gradcomp.compressors import Compressor, HasSettings, NoCompression, Plannable, get, names
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors import Compressor, Plannable, get, names
+from tf_gradcomp.compressors.stages import Staged
 
 pytestmark = pytest.mark.quick
 
@@ -20,25 +20,30 @@ def members(kind):
     return {name for name in {*dir(kind), *annotated} if not name.startswith("_")}
 
 
-def test_a_method_must_provide_at_most_six_members():
-    assert required(Compressor) == {"name", "exchange"}
-    assert len(required(Compressor) | required(Plannable)) <= 6
+def test_a_method_must_provide_a_name_and_reduce():
+    assert required(Compressor) == {"name", "reduce"}
 
 
-def test_a_compressor_has_nothing_that_only_methods_with_settings_need():
-    of_all, with_settings, planned = map(members, (Compressor, HasSettings, Plannable))
-    assert with_settings - of_all == {"settings", "settings_in_force", "delays_unless"}
-    assert planned - with_settings == {"choices", "costs", "state_for"}
-    assert members(Phased) - of_all == {"phases", "phase", "settles_in"}
+def test_a_method_with_plans_must_also_provide_settings_and_their_costs():
+    assert required(Plannable) - required(Compressor) == {"settings", "choices", "costs"}
 
 
-def test_a_compressor_has_at_most_ten_members():
-    of_one = set(vars(NoCompression())) | members(Compressor)
-    assert of_one == {
-        *("name", "exchange", "state", "warmup", "warmup_steps"),
-        *("get_config", "from_config", "fingerprint"),
-        *("has_gpu_kernels", "helped_by_precondition"),
-    }
+def test_methods_with_stages_have_them_in_addition():
+    assert members(Staged) - members(Compressor) == {"stages", "stage", "main_stage"}
+
+
+def test_a_method_that_does_not_keep_an_argument_is_refused():
+    class Forgetful(Compressor, registered=False):
+        name = "forgetful"
+
+        def __init__(self, density=0.1):
+            super().__init__()
+
+        def reduce(self, inputs):
+            yield from ()
+
+    with pytest.raises(TypeError, match=r"Forgetful does not keep its argument 'density'"):
+        Forgetful().get_config()
 
 
 def test_methods_that_can_be_planned():

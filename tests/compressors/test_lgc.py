@@ -12,7 +12,7 @@ from tests.reference import lgc
 from tests.reference.leader import leader
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
-from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
@@ -420,7 +420,7 @@ def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next
     lockstep = in_phase(CODING, compressor, size=2)
     lockstep.step(gradients(0, 2))
     first, second = lockstep.job_state
-    in_force = compressor.phases[CODING].settings_in_force
+    in_force = compressor.stages[CODING].settings_in_force
 
     def settings(job_state):
         return in_force(inputs_with(job_state)).numpy().tolist()
@@ -433,7 +433,7 @@ def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next
 
 
 def inputs_with(job_state):
-    return ExchangeInputs(
+    return StepInputs(
         SPECS,
         [tf.zeros(spec.shape) for spec in SPECS],
         {},
@@ -518,7 +518,7 @@ def test_weights_that_are_given_are_in_the_config_and_a_digest_of_them_in_the_te
     assert len(repr(compressor)) < 600
     other = LGC(autoencoder={**given, "weights": weights + 1})
     assert repr(copy) == repr(compressor) != repr(other)
-    assert other.phases[0].fingerprint(SPECS) != copy.phases[0].fingerprint(SPECS)
+    assert other.stages[0].fingerprint(SPECS) != copy.stages[0].fingerprint(SPECS)
 
 
 def test_a_name_with_settings():

@@ -20,20 +20,19 @@ from tf_gradcomp.compressors import (
     ArcTopK,
     Auto,
     Cast,
-    ExchangeInputs,
     LGreCo,
     NoCompression,
     PowerSGD,
     RandomK,
     ScaleCom,
+    StepInputs,
     TopK,
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
-from tf_gradcomp.compressors.between_steps import hooks_of
 from tf_gradcomp.compressors.lgreco import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.communicator import communicate
@@ -270,7 +269,7 @@ def test_replicas_with_other_plans_notice(method, values):
         for rank, plan in enumerate(plans):
             job_state = new_job_state(lgreco, specs)
             install(lgreco, [job_state], plan)
-            inputs = ExchangeInputs(
+            inputs = StepInputs(
                 specs,
                 [tf.constant(gradient) for gradient in random_gradients([(60, 80)] * 2, 1)[0]],
                 handles(new_state(lgreco, specs)),
@@ -280,11 +279,11 @@ def test_replicas_with_other_plans_notice(method, values):
                 2,
                 job_state=job_state,
             )
-            steps.append(ReplicaStep.of(inputs))
-        conversations = [step.conversation(lgreco) for step in steps]
-        return communicate(conversations, lockstep_communicators(2))[0]
+            steps.append(ReplicaStep.new(inputs))
+        reductions = [Reduction(step, lgreco) for step in steps]
+        return communicate(reductions, lockstep_communicators(2))[0]
 
-    assert bool(step([two, two])[0][0].finite)
+    assert bool(step([two, two])[0].reduced.finite)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"settings|plan"):
         step([two, two[::-1]])
 
@@ -366,8 +365,7 @@ def test_a_plan_for_another_method_is_not_used(method):
 
 
 def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
-    (planner,) = hooks_of(compressor, dense_specs(shapes, dtype), replicas=2)
-    return planner
+    return compressor.hook(dense_specs(shapes, dtype), replicas=2)
 
 
 def uneven_sums():
@@ -474,10 +472,11 @@ def test_choices_are_worked_out_once_for_all_steps(monkeypatch):
 
 def test_lgreco_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
     warm_up = NoCompression(warmup_steps=3, warmup=LGreCo(QSGD(4)))
-    assert planner_of(warm_up).lgreco is warm_up.warmup
-    assert hooks_of(Cast(), dense_specs([(60, 80)], "float32"), replicas=2) == []
+    exchange = Exchanging(warm_up).exchange
+    assert exchange.hooks.get(LayerPlanner).lgreco is warm_up.warmup
+    assert Exchanging(Cast()).exchange.hooks.get(LayerPlanner) is None
     with pytest.raises(ValueError, match="only one of its stages can be LGreCo"):
-        planner_of(LGreCo(QSGD(4), warmup_steps=3, warmup=LGreCo(QSGD(8))))
+        Exchanging(LGreCo(QSGD(4), warmup_steps=3, warmup=LGreCo(QSGD(8))))
     choice = Auto([LGreCo(QSGD(4)), LGreCo(TopK(0.01)), LGreCo(PowerSGD(2))])
     exchange = Exchanging(choice.candidates[0]).exchange
     assert exchange.hooks.get(LayerPlanner).lgreco.method.name == "qsgd"
@@ -497,7 +496,7 @@ def test_one_replica_has_nothing_to_plan():
         ({"method": RandomK()}, "has no setting that can be planned"),
         ({"method": "auto"}, "has no setting that can be planned"),
         ({"method": LGreCo()}, "has no setting that can be planned"),
-        ({"method": TopK(warmup_steps=3)}, "takes turns with another method; give the warm-up to"),
+        ({"method": TopK(warmup_steps=3)}, "has a warm-up; give it to LGreCo"),
         ({"choices": []}, "choices has no values"),
         ({"choices": [2, 0]}, "among the choices must be a whole number of at least 1"),
         ({"method": "top_k", "choices": [2.0]}, "a number above 0 and up to 1"),

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, specs_of
 from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.compressors.aggregation import sum_gathered
-from tf_gradcomp.compressors.base import Exchanged
+from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.base import Reduced
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast
 
 pytestmark = pytest.mark.quick
 GRADIENTS = [[np.ones((2, 3), np.float32), np.ones(4, np.float32)]] * 2
 WORDS = tf.zeros([3], tf.int32)
-GOOD = Exchanged([tf.zeros([2, 3]), tf.zeros([4])], tf.constant(True), tf.zeros([2], tf.int64))
+GOOD = Reduced([tf.zeros([2, 3]), tf.zeros([4])], tf.constant(True), tf.zeros([2], tf.int64))
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,7 +30,7 @@ class Asks(Compressor, registered=False):
     name = "asks"
     warmup = None
 
-    def exchange(self, inputs):
+    def reduce(self, inputs):
         request = self.request(inputs) if callable(self.request) else self.request
         if request is not None:
             yield request
@@ -41,7 +41,7 @@ class Asks(Compressor, registered=False):
 
 
 class Returns(Asks, registered=False):
-    def exchange(self, inputs):
+    def reduce(self, inputs):
         return self.result
 
 
@@ -73,33 +73,36 @@ def test_well_formed_ones_pass(request_):
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (AllGather(tf.zeros([3])), r"AllGather\.payload .*int32.*float32"),
-        (AllGather(tf.zeros([1, 3], tf.int32)), r"AllGather\.payload .*\(1, 3\)"),
-        (AllGather(np.zeros(3, np.int32)), r"AllGather\.payload must be a tensor"),
-        (AllGather(WORDS, tf.constant(True)), r"AllGather\.same_length must be a bool"),
-        (AllReduce(tf.zeros([3], tf.int32)), r"AllReduce\.values .*float32.*int32"),
-        (AllReduce(tf.zeros([3], tf.float64)), r"AllReduce\.values .*float64"),
-        (AllReduce(tf.zeros([0])), r"AllReduce\.values must not be empty"),
-        (AllReduce(tf.zeros([3]), tf.zeros([1])), r"AllReduce\.metadata must be None"),
-        (Broadcast(tf.zeros([3]), tf.constant(0)), r"Broadcast\.payload .*int32"),
-        (Broadcast(WORDS[:0], tf.constant(0)), r"Broadcast\.payload must not be empty"),
-        (Broadcast(WORDS, 0), r"Broadcast\.root must be a tensor"),
-        (Broadcast(WORDS, tf.constant(0, tf.int64)), r"Broadcast\.root .*int64"),
+        (lambda _: AllGather(tf.zeros([3])), r"AllGather\.payload .*int32.*float32"),
+        (lambda _: AllGather(tf.zeros([1, 3], tf.int32)), r"AllGather\.payload .*\(1, 3\)"),
+        (lambda _: AllGather(np.zeros(3, np.int32)), r"AllGather\.payload must be a tensor"),
+        (lambda _: AllGather(WORDS, tf.constant(True)), r"AllGather\.same_length must be a bool"),
+        (lambda _: AllReduce(tf.zeros([3], tf.int32)), r"AllReduce\.values .*float32.*int32"),
+        (lambda _: AllReduce(tf.zeros([3], tf.float64)), r"AllReduce\.values .*float64"),
+        (lambda _: AllReduce(tf.zeros([0])), r"AllReduce\.values must not be empty"),
+        (lambda _: AllReduce(tf.zeros([3]), tf.zeros([1])), r"AllReduce\.metadata must be None"),
+        (lambda _: Broadcast(tf.zeros([3]), tf.constant(0)), r"Broadcast\.payload .*int32"),
+        (lambda _: Broadcast(WORDS[:0], tf.constant(0)), r"Broadcast\.payload must not be empty"),
+        (lambda _: Broadcast(WORDS, 0), r"Broadcast\.root must be a tensor"),
+        (lambda _: Broadcast(WORDS, tf.constant(0, tf.int64)), r"Broadcast\.root .*int64"),
         (WORDS, "must yield an AllGather, AllReduce or Broadcast"),
     ],
 )
 @pytest.mark.parametrize("graph", [False, True])
 def test_requests_that_a_job_cannot_answer_are_refused(request_, field, graph):
-    with pytest.raises((TypeError, ValueError), match=f"asks: .*{field}"):
+    with pytest.raises((TypeError, ValueError), match=field):
         step(Asks(request_), graph=graph)
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"reduced": GOOD.reduced[:1]}, r"reduced must have a tensor for each of 2 .* 1\."),
-        ({"reduced": GOOD.reduced[::-1]}, r"reduced\[0\] .*\(2, 3\); .*\(4,\)"),
-        ({"reduced": [GOOD.reduced[0], tf.zeros([4], tf.float16)]}, r"reduced\[1\] .*float16"),
+        ({"gradients": GOOD.gradients[:1]}, r"gradients must have a tensor for each of 2 .* 1\."),
+        ({"gradients": GOOD.gradients[::-1]}, r"gradients\[0\] .*\(2, 3\); .*\(4,\)"),
+        (
+            {"gradients": [GOOD.gradients[0], tf.zeros([4], tf.float16)]},
+            r"gradients\[1\] .*float16",
+        ),
         ({"finite": True}, "finite must be a tensor of bool"),
         ({"finite": tf.constant([True])}, r"finite .*\(1,\)"),
         ({"finite": tf.constant(1.0)}, "finite .*float32"),
@@ -109,17 +112,17 @@ def test_requests_that_a_job_cannot_answer_are_refused(request_, field, graph):
 )
 @pytest.mark.parametrize("graph", [False, True])
 def test_results_that_the_exchange_cannot_use_are_refused(change, field, graph):
-    with pytest.raises((TypeError, ValueError), match=rf"asks: Exchanged\.{field}"):
+    with pytest.raises((TypeError, ValueError), match=rf"asks: Reduced\.{field}"):
         step(Asks(None, GOOD._replace(**change)), graph=graph)
 
 
-def test_an_exchange_without_yield_is_refused():
-    with pytest.raises(TypeError, match="asks: exchange must be a generator"):
+def test_a_reduce_without_yield_is_refused():
+    with pytest.raises(TypeError, match="asks: reduce must be a generator"):
         step(Returns(None))
 
 
-def test_anything_but_an_exchanged_is_refused():
-    with pytest.raises(TypeError, match="asks: exchange must return an Exchanged; received None"):
+def test_anything_but_a_reduced_is_refused():
+    with pytest.raises(TypeError, match="asks: reduce must return a Reduced; received None"):
         step(Asks(None, None))
 
 
@@ -147,18 +150,17 @@ def test_replicas_in_lockstep_must_agree_on_lengths_being_equal():
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_function_that_puts_back_may_return_nothing(graph):
     class PutsBack(Asks, registered=False):
-        def exchange(self, inputs):
-            def encode(residuals, gradients, step):
-                return tf.zeros([20], tf.int32) + 1, GOOD.tensor_bytes
-
+        def reduce(self, inputs):
             def decode(payloads, step, shapes):
-                return GOOD.reduced, tf.constant(False)
+                return GOOD.gradients, tf.constant(False)
 
             def put_back(residuals, payload):
                 for residual, gradient in zip(residuals, inputs.gradients, strict=True):
                     tf.raw_ops.AssignVariableOp(resource=residual, value=gradient)
 
-            return sum_gathered(inputs, encode, decode, put_back, same_length=True)
+            payload = tf.zeros([20], tf.int32) + 1
+            payloads = yield AllGather(payload, same_length=True)
+            return sum_payloads(inputs, payload, payloads, GOOD.tensor_bytes, decode, put_back)
 
     for kept in step(PutsBack(None), graph=graph).residuals:
         for residual, gradient in zip(kept, GRADIENTS[0], strict=True):

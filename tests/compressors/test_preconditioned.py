@@ -10,9 +10,8 @@ from tests.compressors.test_conformance import every_format, random_gradients
 from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.compressors.protocols import conversation
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors import StepInputs
+from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
@@ -40,11 +39,10 @@ class Replicas:
                 given, moments = ops.precondition(moments, given), None
             of_step = (tf.constant(number, tf.int64), tf.constant(True), rank, SIZE, moments)
             of_job = self.job_state[rank]
-            inputs.append(ExchangeInputs(self.specs, given, of_one, *of_step, job_state=of_job))
-        phased = isinstance(self.compressor, Phased)
-        method = self.compressor.phases[0] if phased else self.compressor
-        talks = [conversation(method, of_one) for of_one in inputs]
-        return [end.result for end in in_lockstep(talks)]
+            inputs.append(StepInputs(self.specs, given, of_one, *of_step, job_state=of_job))
+        has_stages = isinstance(self.compressor, Staged)
+        method = self.compressor.stages[0] if has_stages else self.compressor
+        return [end.result for end in in_lockstep(method, inputs)]
 
     def arrays(self, name):
         """Returns the tensors that each replica keeps by a name."""
@@ -58,7 +56,7 @@ def assert_same(compressor, steps=3):
         one, other = (replicas.step(number, gradients) for replicas in both)
         for end, expected in zip(one, other, strict=True):
             assert bool(end.finite)
-            for reduced, wanted in zip(end.reduced, expected.reduced, strict=True):
+            for reduced, wanted in zip(end.gradients, expected.gradients, strict=True):
                 assert_equal_bits(reduced.numpy(), wanted.numpy())
     for name in both[0].state[0]:
         for kept, wanted in zip(both[0].arrays(name), both[1].arrays(name), strict=True):

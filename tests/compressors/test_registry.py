@@ -48,7 +48,7 @@ def test_a_class_without_its_own_name_is_refused_at_its_definition(base):
     """A file of it would be read as its base class."""
 
     class Nameless(base):
-        def exchange(self, inputs):
+        def reduce(self, inputs):
             yield from ()
 
     with pytest.raises(

@@ -11,8 +11,8 @@ from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import every_class, random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
-from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
+from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_state, state_specs
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
@@ -58,8 +58,8 @@ class WarmingUp:
     def step(self, values, *, finite=True):
         """With one value for each replica; returns the sum, and whether it counts."""
         steps = [
-            ReplicaStep.of(
-                ExchangeInputs(
+            ReplicaStep.new(
+                StepInputs(
                     self._specs,
                     [tf.fill([4, 5], value)],
                     handles(state),
@@ -73,10 +73,10 @@ class WarmingUp:
         ]
         self._step += 1
         warmup = self._compressor.warmup
-        conversations = [step.conversation(warmup) for step in steps]
-        results, _ = communicate(conversations, lockstep_communicators(2))
-        exchanged, _ = results[0]
-        return exchanged.reduced[0].numpy(), bool(exchanged.finite)
+        reductions = [Reduction(step, warmup) for step in steps]
+        results, _ = communicate(reductions, lockstep_communicators(2))
+        reduced = results[0].reduced
+        return reduced.gradients[0].numpy(), bool(reduced.finite)
 
     @property
     def left(self):

@@ -21,7 +21,6 @@ from tests.net.program import (
     gradients_of,
     initial,
 )
-from tf_gradcomp.compressors.protocols import GathersSlices
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -88,7 +87,7 @@ class Plain:
             np.concatenate([gradient.indices for gradient in gradients]),
             self.program.shapes[variable],
         )
-        gathered = isinstance(gc.compressors.get(job.compressor), GathersSlices)
+        gathered = gc.compressors.get(job.compressor).slices_dtype is not None
         whole = job.replicas == 1 or gathered or self.program.stays_sparse(variable)
         return joined if whole else joined.merged()
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.net.program import CHECKPOINT, STORE, WEIGHTS, Job, Program, Step
-from tests.replicas import names_without_turns
+from tests.replicas import names_without_stages
 from tf_gradcomp.compressors import get
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
@@ -61,7 +61,7 @@ SETTINGS = [
 # Methods that are not among `SETTINGS` are drawn with their own.
 OTHERS = [
     name
-    for name in names_without_turns()
+    for name in names_without_stages()
     if keeps_a_residual(name) and not any(one.startswith(f"{name}(") for one in SETTINGS)
 ]
 LOSSLESS = [*SETTINGS, *OTHERS, *["no_compression"] * 5]  # which keeps nothing

@@ -26,9 +26,10 @@ from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
+from tf_gradcomp.compressors.stages import run_stage
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
@@ -362,25 +363,23 @@ def compare_turns(wrap, compressor):
         def step(number, gradients, states=states, device=device):
             with tf.device(device):
                 replicas = [
-                    ReplicaStep.of(
-                        ExchangeInputs(
-                            specs, gradients[rank], handles(state), number, True, rank, 2
-                        )
+                    ReplicaStep.new(
+                        StepInputs(specs, gradients[rank], handles(state), number, True, rank, 2)
                     )
                     for rank, state in enumerate(states)
                 ]
 
                 def exchange(method):
-                    conversations = [replica.conversation(method) for replica in replicas]
-                    return communicate(conversations, lockstep_communicators(2))[0][0][0]
+                    reductions = [Reduction(replica, method) for replica in replicas]
+                    return communicate(reductions, lockstep_communicators(2))[0][0].reduced
 
-                return by_stage(compressor, replicas[0].inputs, exchange)
+                return run_stage(compressor, replicas[0].inputs, exchange)
 
         turns = wrap(step)
         reduced = []
         for number in (2, 3, 1, 0, 2):
             gradients = [numbers(10 + number), numbers(20 + number, 0.5)]
-            reduced += turns(tf.constant(number, tf.int64), gradients).reduced
+            reduced += turns(tf.constant(number, tf.int64), gradients).gradients
         residuals = [one for state in states for one in state[RESIDUAL]]
         assert all(device in residual.device for residual in residuals)
         after.append([*reduced, *residuals])

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.optimizer.cases import OPTIMIZERS, copy_of, label
-from tests.replicas import collective, copies, mirrored, names_without_turns, stepper
+from tests.replicas import collective, copies, mirrored, names_without_stages, stepper
 from tf_gradcomp.exchange.sparse import check_rows
 from tf_gradcomp.policy import GradientSpec
 
@@ -160,7 +160,7 @@ def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, rep
     np.testing.assert_array_equal(inner.rows, np.union1d(moved, row))
 
 
-@pytest.mark.parametrize("method", names_without_turns())
+@pytest.mark.parametrize("method", names_without_stages())
 def test_rows_that_never_have_a_gradient_stay(method):
     job = Job(2, keras.optimizers.Adam(0.01), method)
     start = job.table.numpy()[ROWS // 2 :]

@@ -21,7 +21,7 @@ from tests.replicas import (
     collective,
     copies,
     mirrored,
-    names_without_turns,
+    names_without_stages,
     per_replica,
     stepper,
 )
@@ -41,7 +41,7 @@ def test_a_bad_gradient_is_skipped_with(compressor):
     replicas.assert_replicas_equal()
 
 
-@pytest.mark.parametrize("compressor", names_without_turns())
+@pytest.mark.parametrize("compressor", names_without_stages())
 def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with(compressor):
     """A replica must not wait for another replica's check before its own collective."""
     talking, others = (
@@ -87,7 +87,7 @@ def test_one_replica_that_skips_a_step_counts_it(setting):
     assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
 
 
-@pytest.mark.parametrize("compressor", names_without_turns())
+@pytest.mark.parametrize("compressor", names_without_stages())
 def test_state_is_saved_and_restored_with(compressor, tmp_path):
     first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
     first.step(gradients_at(0))

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.optimizer.cases import Replicas, copy_of, gradients_at, iterations, new_variables
-from tests.replicas import collective, copies, mirrored, names_without_turns, stepper
+from tests.replicas import collective, copies, mirrored, names_without_stages, stepper
 from tf_gradcomp.keras.common.inner import clip
 
 
@@ -247,7 +247,7 @@ def test_a_bad_gradient_while_accumulating_skips_the_update_and_no_more():
     assert np.isfinite(replicas.value()).all()
 
 
-@pytest.mark.parametrize("name", names_without_turns())
+@pytest.mark.parametrize("name", names_without_stages())
 def test_a_sum_that_float16_cannot_hold_does_not_come_back(name):
     """Residuals are as large, so methods that send little used to skip many steps."""
     strategy = mirrored(2)

@@ -6,12 +6,14 @@ import pytest
 
 import tf_gradcomp as gc
 from tests.bounds import assert_close, of_adam
-from tests.replicas import mirrored, names_without_turns, stepper
+from tests.replicas import mirrored, names_without_stages, stepper
 
 SHAPE = (60, 100)
 STEPS, MORE = 50, 5
 BETA_2 = np.float32(0.999)
-METHODS = [name for name in names_without_turns() if name != "lgreco"]  # one of the others, planned
+METHODS = [
+    name for name in names_without_stages() if name != "lgreco"
+]  # one of the others, planned
 # One that keeps no residual, one that sends few entries, and one that sends all of them roughly.
 KINDS = {"no_compression", "top_k", "power_sgd"}
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_gradcomp.advice.collectives import call_seconds, timed
 from tf_gradcomp.advice.cost_model import Kind, SentRequest, Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
+from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
@@ -72,7 +72,7 @@ class Stopwatch(Echo):
     def answer(self, request: Request) -> tuple[Any, Sent]:
         """Answers as soon as the request could be sent."""
         self.kinds.append(kind_of(request))
-        with tf.control_dependencies([given(request)]):
+        with tf.control_dependencies([request.sent]):
             self.last_request = tf.timestamp()
         with tf.control_dependencies([self.last_request]):
             answer, sent = super().answer(request)
@@ -136,9 +136,9 @@ class CodecSpeed:
             step = self._next()
         inputs = step.inputs
         watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
-        ((exchanged, _),), _ = communicate([step.conversation(self._compressor)], [watch])
+        (result,), _ = communicate([Reduction(step, self._compressor)], [watch])
         self._kinds = watch.kinds
-        return _Step(exchanged.reduced, watch.last_request - start, watch.sent)
+        return _Step(result.reduced.gradients, watch.last_request - start, watch.sent)
 
 
 class _Step(NamedTuple):
@@ -152,7 +152,7 @@ class _Step(NamedTuple):
 def kind_of(request: Request) -> Kind:
     """The kind of a request."""
     same_length = isinstance(request, AllGather) and request.same_length
-    return Kind(type(request).__name__, given(request).dtype.name, same_length)
+    return Kind(type(request).__name__, request.sent.dtype.name, same_length)
 
 
 def _means(steps: Sequence[Sequence[Sent]]) -> list[float]:

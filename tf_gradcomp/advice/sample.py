@@ -13,11 +13,9 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.aggregation import leader
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
-from tf_gradcomp.compressors.protocols import payload_bytes, residual_scale
-from tf_gradcomp.compressors.settings import HasSettings
-from tf_gradcomp.compressors.stages import Phased
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, StepInputs
+from tf_gradcomp.compressors.stages import Staged
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 
@@ -85,8 +83,8 @@ class Sample:
                     of_state, updates, self._size, gradients
                 )
             now = step.assign_add(1, read_value=True)
-            return ReplicaStep.of(
-                ExchangeInputs(
+            return ReplicaStep.new(
+                StepInputs(
                     self._specs,
                     gradients,
                     of_state,
@@ -109,14 +107,14 @@ class Sample:
         while leader(step + 1, self._size) != self._rank:
             step.assign_add(1)
         sent = [total / self._size for total in speed.reduced()]
-        scale = residual_scale(compressor)
+        scale = compressor.residual_scale
         waits = [residual / scale for residual in state[RESIDUAL]]
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     def _bytes_factor(self, compressor: Compressor) -> float:
         """Returns the bytes of all gradients of the model over the sample's bytes."""
-        of_model = payload_bytes(compressor, self._of_model)
-        tried = payload_bytes(compressor, self._specs)
+        of_model = compressor.payload_bytes(self._of_model)
+        tried = compressor.payload_bytes(self._specs)
         return of_model / tried if of_model and tried else self._factor
 
     @tf.function(autograph=False)
@@ -136,8 +134,8 @@ def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
 
 def _settled(compressor: Compressor) -> Compressor:
     """The method of most steps in a long job."""
-    while isinstance(compressor, Phased):
-        compressor = compressor.phases[compressor.settles_in]
+    while isinstance(compressor, Staged):
+        compressor = compressor.stages[compressor.main_stage]
     return compressor
 
 
@@ -147,9 +145,7 @@ def _merged(
     """Returns specs of a share of the elements; gradients that differ only by name count once."""
     alike: dict[Any, list[GradientSpec]] = {}
     for spec in specs:
-        settings = tuple(
-            tuple(method.settings([spec])) for method in methods if isinstance(method, HasSettings)
-        )
+        settings = tuple(tuple(method.settings([spec]) or ()) for method in methods)
         alike.setdefault((dataclasses.replace(spec, path=""), settings), []).append(spec)
     return [_stretched(group[0], share * len(group)) for group in alike.values()]
 

@@ -4,10 +4,11 @@ from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.auto import Auto, methods_of
 from tf_gradcomp.compressors.base import (
     Compressor,
-    Exchanged,
-    ExchangeInputs,
+    Hook,
     JobStateSpec,
+    Reduced,
     StateSpec,
+    StepInputs,
 )
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.contrib.arc_top_k import ArcTopK
@@ -24,8 +25,7 @@ from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize, text_of
 from tf_gradcomp.compressors.scalecom import ScaleCom
-from tf_gradcomp.compressors.settings import HasSettings
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.compressors.top_k import TopK
 
 __all__ = [
@@ -37,21 +37,21 @@ __all__ = [
     "Cast",
     "Compressor",
     "CountSketch",
-    "ExchangeInputs",
-    "Exchanged",
-    "HasSettings",
+    "Hook",
     "JobStateSpec",
     "LGreCo",
     "MaxNormQuantization",
     "NoCompression",
-    "Phased",
     "Plannable",
     "PowerSGD",
     "RandomK",
+    "Reduced",
     "SIDCo",
     "ScaleCom",
     "SignSGD",
+    "Staged",
     "StateSpec",
+    "StepInputs",
     "TopK",
     "deserialize",
     "get",

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import sum_gathered
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, geometric, is_planned
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import PerVariable, Valid, as_float32, is_number, whole_number
@@ -70,8 +70,8 @@ class AdaComp(Plannable):
 
     name = "adacomp"
     helped_by_precondition = True
-    preconditions = True
-    delays_unless = SENT_WHOLE
+    fuses_precondition = True
+    whole_setting = SENT_WHOLE
     has_gpu_kernels = True
 
     def __init__(
@@ -85,6 +85,7 @@ class AdaComp(Plannable):
         self.bin_sizes = PerVariable(
             "AdaComp: bin_sizes", bin_sizes, _DEFAULT_BIN_SIZES, overrides, _BIN_SIZE
         )
+        self.overrides = self.bin_sizes.overrides
         self.scale_factor = float(_FACTOR.checked("AdaComp: scale_factor", scale_factor))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -123,32 +124,21 @@ class AdaComp(Plannable):
 
         return [cost(bin_size) for bin_size in settings]
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllGather, tf.Tensor, Reduced]:
         """Gathers and sums the payloads of all replicas (paper, section 3)."""
         layout: dict[str, Any] = {
             "bin_sizes": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),
         }
-        encode = functools.partial(
-            ops.adacomp_encode,
+        payload, tensor_bytes = ops.adacomp_encode(
+            inputs.residuals,
+            inputs.gradients,
+            inputs.step,
             scale_factor=self.scale_factor,
             second_moments=inputs.second_moments,
             **layout,
         )
-        return (
-            yield from sum_gathered(
-                inputs,
-                encode,
-                functools.partial(ops.adacomp_decode, **layout),
-                functools.partial(ops.adacomp_put_back, **layout),
-                same_length=False,
-            )
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "bin_sizes": self.bin_sizes.by_kind,
-            "scale_factor": self.scale_factor,
-            "overrides": self.bin_sizes.overrides,
-            **super().get_config(),
-        }
+        payloads = yield AllGather(payload)
+        decode = functools.partial(ops.adacomp_decode, **layout)
+        put_back = functools.partial(ops.adacomp_put_back, **layout)
+        return sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)

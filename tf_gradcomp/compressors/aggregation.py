@@ -9,44 +9,51 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
+from tf_gradcomp.compressors.base import Reduced, StepInputs
+from tf_gradcomp.compressors.requests import AllReduce, Request
 from tf_gradcomp.compressors.settings import Valid, is_number
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
 
-def sum_gathered(
-    inputs: ExchangeInputs,
-    encode: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+def sum_payloads(
+    inputs: StepInputs,
+    payload: tf.Tensor,
+    payloads: tf.Tensor,
+    tensor_bytes: tf.Tensor,
     decode: Callable[..., tuple[list[tf.Tensor], tf.Tensor]],
     put_back: Callable[..., Any],
-    *,
-    same_length: bool,
-    keep: Callable[[tf.Tensor, tf.Tensor], Any] | None = None,
-) -> Generator[AllGather, tf.Tensor, Exchanged]:
-    """Encodes, gathers and decodes.
+) -> Reduced:
+    """Sums the gathered payloads of all replicas.
 
     If the step is skipped, the packed values return to the residuals. They are discarded if only a
-    sum is too large, because the sums of all later steps would be too large, too. A method that
-    keeps more than residuals passes `keep`, which is called last with the payload and with whether
-    the packed values are gone.
-    """
-    payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
-    payloads = yield AllGather(payload, same_length)
-    shapes = [spec.shape for spec in inputs.specs]
-    reduced, finite = decode(payloads, inputs.step, shapes=shapes)
-    gone = tf.logical_and(ops.payloads_finite(payloads), inputs.finite)
+    sum is too large, because the sums of all later steps would be too large, too.
 
-    def put_packed_back() -> None:  # `put_back` may return anything
+    Args:
+        inputs: The inputs of the step.
+        payload: int32 [length] of this replica.
+        payloads: int32 [replicas, longest], of all replicas.
+        tensor_bytes: int64 [tensors], the bytes of each tensor in `payload`.
+        decode: Takes the payloads, the step and `shapes`, and returns sums and whether all replicas
+            are finite.
+        put_back: Takes the residuals and this replica's payload, and adds the packed values to the
+            residuals.
+    """
+    shapes = [spec.shape for spec in inputs.specs]
+    gradients, finite = decode(payloads, inputs.step, shapes=shapes)
+
+    def return_values() -> None:  # `put_back` may return anything
         put_back(inputs.residuals, payload)
 
-    tf.cond(gone, lambda: None, put_packed_back)
-    if keep:
-        keep(payload, gone)
-    return Exchanged(reduced, tf.logical_and(finite, inputs.finite), tensor_bytes)
+    tf.cond(are_taken(inputs, payloads), lambda: None, return_values)
+    return Reduced(gradients, tf.logical_and(finite, inputs.finite), tensor_bytes)
 
 
-def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+def are_taken(inputs: StepInputs, payloads: tf.Tensor) -> tf.Tensor:
+    """True if the packed values are taken out of the residuals for good: bool scalar."""
+    return tf.logical_and(ops.payloads_finite(payloads), inputs.finite)
+
+
+def sum_as(dtype: tf.DType, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
     """Casts all gradients to `dtype` and sums them, as one vector.
 
     A gradient that is not finite makes the sum not finite on all replicas, so no flag is needed.
@@ -63,7 +70,7 @@ def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.T
         for part, spec in zip(tf.split(total, sizes), inputs.specs, strict=True)
     ]
     tensor_bytes = tf.constant(np.array(sizes, np.int64) * dtype.size)
-    return Exchanged(reduced, finite, tensor_bytes)
+    return Reduced(reduced, finite, tensor_bytes)
 
 
 def zero_if_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,7 +147,7 @@ SUMMED_BITS = 16
 
 def sum_chosen(
     chunked: ops.Chunked,
-    inputs: ExchangeInputs,
+    inputs: StepInputs,
     offsets: tf.Tensor,
     own_finite: tf.Tensor,
     filter: float = 1.0,

@@ -1,26 +1,35 @@
-"""The base class of compression methods, and the values that it exchanges with its callers."""
+"""The base class of compression methods; to write one, read this file and `requests.py`.
+
+A method is a subclass of `Compressor` with a `name` and a generator `reduce`. The other members
+have defaults; a method overrides those that it needs.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import hashlib
+import inspect
 import json
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import registry
-from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.requests import Request, check_tensor
+from tf_gradcomp.compressors.settings import PerVariable
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
 VELOCITY = "velocity"  # the momentum of the compressed gradients; see `TopK`
 GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
-OF_GRADIENTS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of the compressed gradients
+GRADIENT_UNITS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of the compressed gradients
 GRADIENT_NORMS = "gradient_norms"  # of the sums before the last plan
+
+JobState: TypeAlias = Mapping[str, tf.Variable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +79,7 @@ class JobStateSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExchangeInputs:
+class StepInputs:
     """The inputs of one replica in one step.
 
     Attributes:
@@ -80,16 +89,16 @@ class ExchangeInputs:
             this replica's variable, which `ops` update.
         step: int64 scalar, equal on all replicas.
         finite: bool scalar, equal on all replicas; if false, all replicas skip the step.
-        rank: int32 scalar, this replica's number.
+        rank: int32 scalar, this replica's index.
         size: The number of replicas.
         second_moments: The second moments by whose roots the method must divide gradients, if any.
         settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
             step, as the ops take it; it may differ from step to step. None: the method's own
             settings.
-        job_state: What `KeepsJobState.job_state` asks for, by name: this replica's variables, which
+        job_state: What `Compressor.job_state` asks for, by name: this replica's variables, which
             first are zeros.
-        numbers: The places of these gradients in the list that `KeepsJobState.job_state` received.
-            A step may have only some of the job's gradients. None: all gradients, in that order.
+        indices: The indices of these gradients in the list that `Compressor.job_state` received. A
+            step may have only some of the job's gradients. None: all gradients, in that order.
     """
 
     specs: Sequence[GradientSpec]
@@ -102,9 +111,9 @@ class ExchangeInputs:
     second_moments: ops.SecondMoments | None = None
     settings: tf.Tensor | None = None
     job_state: Mapping[str, tf.Variable] = dataclasses.field(default_factory=dict)
-    numbers: Sequence[int] | None = None
+    indices: Sequence[int] | None = None
 
-    def preconditioned(self) -> ExchangeInputs:
+    def preconditioned(self) -> StepInputs:
         """Returns these inputs with divided gradients; updates the second moments."""
         if not self.second_moments:
             return self
@@ -117,11 +126,11 @@ class ExchangeInputs:
         return self.state[RESIDUAL]
 
 
-class Exchanged(NamedTuple):
-    """Result of an exchange on one replica.
+class Reduced(NamedTuple):
+    """The result of `Compressor.reduce` on one replica.
 
     Attributes:
-        reduced: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
+        gradients: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
             finite. Valid only if `finite`.
         finite: bool scalar, equal on all replicas; if it is false, the step is skipped. If a
             replica's gradient was not finite, the other replicas have put their packed values back
@@ -130,9 +139,47 @@ class Exchanged(NamedTuple):
         tensor_bytes: int64 [tensors], the bytes that each tensor takes in this replica's payload.
     """
 
-    reduced: list[tf.Tensor]
+    gradients: list[tf.Tensor]
     finite: tf.Tensor
     tensor_bytes: tf.Tensor
+
+
+class Hook(abc.ABC):
+    """What a method does between two steps of a job, such as planning or training.
+
+    All workers run a hook between the same two steps. The first replica proposes a change, and all
+    replicas install it. A hook that never proposes, because the change travels with a step, only
+    states its facts.
+    """
+
+    action: ClassVar[str] = ""  # what the hook does, for messages; empty if it never proposes
+    state_name: ClassVar[str] = ""  # the state of each gradient on which a proposal is based
+
+    @abc.abstractmethod
+    def notices(self) -> list[str]:
+        """Returns notices for the user, logged once when the exchange is built."""
+
+    @abc.abstractmethod
+    def facts(self, job_state: JobState) -> dict[str, Any]:
+        """Returns the facts that must be equal on all workers whenever they begin to exchange."""
+
+    def no_change(self) -> np.ndarray:
+        """Returns an array of a proposal's shape and dtype, for workers that wait for it."""
+        raise NotImplementedError
+
+    def propose(self, state: Sequence[np.ndarray], job_state: JobState) -> np.ndarray:
+        """Returns the proposal of the first replica, by its state `state_name` of each gradient."""
+        raise NotImplementedError
+
+    def install(
+        self, proposal: np.ndarray, job_state: JobState, state: Sequence[tf.Variable]
+    ) -> None:
+        """Installs in the state of one replica the proposal of the first replica."""
+        raise NotImplementedError
+
+    def in_force(self, job_state: JobState) -> Any:
+        """Returns the proposal that the next step will use, from a replica's job state."""
+        return None
 
 
 class Compressor(abc.ABC):
@@ -156,13 +203,24 @@ class Compressor(abc.ABC):
             each step.
         warmup_steps: The number of steps in which `warmup` replaces the method.
         warmup: The method of these steps; None without any.
-
-    `protocols.py` has the members that only some methods provide.
+        fuses_precondition: Whether `reduce` itself divides gradients by the roots of second
+            moments, with the bits of `StepInputs.preconditioned`. Otherwise gradients are divided
+            before.
+        residual_scale: The residual divided by this is in units of the gradients.
+        slices_dtype: The dtype in which `tf.IndexedSlices` are gathered uncompressed; None if the
+            method compresses tables as dense gradients.
+        whole_setting: The setting with which a sparse method sends a variable whole. With any other
+            setting, most entries are delayed in the residual. None for a method without settings or
+            one that is not sparse.
     """
 
     name: ClassVar[str]
     helped_by_precondition: bool = False
     has_gpu_kernels: bool = False
+    fuses_precondition: bool = False
+    residual_scale: float = 1.0
+    slices_dtype: tf.DType | None = None
+    whole_setting: int | None = None
 
     def __init__(
         self,
@@ -196,15 +254,85 @@ class Compressor(abc.ABC):
         """Returns the variables to keep for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """Returns the variables to keep for the whole job, by name; by default, none."""
+        return {}
+
+    def hook(self, specs: Sequence[GradientSpec], replicas: int) -> Hook | None:
+        """Returns what the method does between two steps; by default, nothing."""
+        return None
+
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int] | None:
+        """Returns the main setting of each variable; None for a method without a main setting.
+
+        Args:
+            specs: The spec of each variable's gradient.
+
+        Returns:
+            Settings as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, blocks
+            of ArcTopK, elements in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step
+            may bring other settings: see `StepInputs.settings`.
+        """
+        return None
+
+    def settings_in_force(self, inputs: StepInputs) -> tf.Tensor | None:
+        """Returns the settings of this step, int64 [tensors]: of the inputs, or the method's own.
+
+        Raises:
+            ValueError: If the inputs have settings, but the method has none.
+        """
+        settings = self.settings(inputs.specs)
+        if settings is None and inputs.settings is not None:
+            raise ValueError(f"{self!r} has no setting that differs by variable.")
+        settings = settings if inputs.settings is None else inputs.settings
+        return None if settings is None else tf.convert_to_tensor(settings, tf.int64)
+
+    def delayed(self, inputs: StepInputs) -> tf.Tensor:
+        """Returns which gradients are mostly delayed in the residual: bool [tensors].
+
+        A variable of one element is never delayed.
+        """
+        if self.whole_setting is None:
+            return tf.zeros([len(inputs.specs)], tf.bool)
+        settings = tf.convert_to_tensor(self.settings_in_force(inputs))[: len(inputs.specs)]
+        several = [spec.elements > 1 for spec in inputs.specs]
+        return tf.logical_and(tf.not_equal(settings, self.whole_setting), several)
+
+    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
+        """Returns the bytes that a replica sends in each step; None if shapes do not determine it.
+
+        Advice measures gradients with other shapes than the model's gradients. For None, advice
+        assumes bytes proportional to the number of elements.
+        """
+        return None
+
     @abc.abstractmethod
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Runs one replica's side of a step: yields requests and receives the answers."""
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
+        """Sums gradients over the replicas: one replica's side of a step.
+
+        A generator, which yields requests and receives their answers.
+        """
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the settings, JSON-serializable, as the constructor takes them."""
-        if not self.warmup:
-            return {}
-        return {"warmup_steps": self.warmup_steps, "warmup": registry.serialize(self.warmup)}
+        """Returns the settings, JSON-serializable, as the constructor takes them.
+
+        By default, these are the attributes with the names of the constructor's arguments.
+
+        Raises:
+            TypeError: If an argument has no such attribute.
+        """
+        names = [name for name in _arguments(type(self)) if name not in ("warmup", "warmup_steps")]
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise TypeError(
+                f"{type(self).__name__} does not keep its argument {missing[0]!r}: keep it as "
+                f"self.{missing[0]}, or define get_config. Workers compare these settings."
+            )
+        config = {name: _as_config(getattr(self, name)) for name in names}
+        if self.warmup:
+            config["warmup_steps"] = self.warmup_steps
+            config["warmup"] = registry.serialize(self.warmup)
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Compressor:
@@ -220,3 +348,62 @@ class Compressor(abc.ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
+
+
+def start(compressor: Compressor, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
+    """Starts a method's `reduce`, on divided gradients if there are second moments.
+
+    Raises:
+        TypeError: If `reduce` is not a generator.
+    """
+    if inputs.settings is not None:
+        settings = compressor.settings_in_force(inputs)
+        inputs = dataclasses.replace(inputs, settings=settings)
+    # No op has AMSGrad's second moments.
+    amsgrad = inputs.second_moments and inputs.second_moments.largest
+    fused = compressor.fuses_precondition and not amsgrad
+    requests: Any = compressor.reduce(inputs if fused else inputs.preconditioned())
+    if not isinstance(requests, Generator):
+        raise TypeError(
+            f"{compressor.name}: reduce must be a generator, which yields its requests (`yield "
+            f"from ()` if it has none) and returns a Reduced; received {requests!r}."
+        )
+    return requests
+
+
+def check_reduced(name: str, reduced: Any, specs: Sequence[GradientSpec]) -> None:
+    """Refuses a malformed result of the method `name`, when a step is traced.
+
+    Raises:
+        TypeError: If `reduced` is not a `Reduced`, or a field is not a tensor.
+        ValueError: If a field has a wrong dtype, shape or number of tensors. The message names it.
+    """
+    if not isinstance(reduced, Reduced):
+        raise TypeError(f"{name}: reduce must return a Reduced; received {reduced!r}.")
+    if len(reduced.gradients) != len(specs):
+        raise ValueError(
+            f"{name}: Reduced.gradients must have a tensor for each of {len(specs)} gradients; "
+            f"received {len(reduced.gradients)}."
+        )
+    for index, (gradient, spec) in enumerate(zip(reduced.gradients, specs, strict=True)):
+        check_tensor(f"{name}: Reduced.gradients[{index}]", gradient, [tf.float32], spec.shape)
+    check_tensor(f"{name}: Reduced.finite", reduced.finite, [tf.bool], [])
+    count = [len(specs)]
+    check_tensor(f"{name}: Reduced.tensor_bytes", reduced.tensor_bytes, [tf.int64], count)
+
+
+def _arguments(class_: type) -> list[str]:
+    """Returns the names of a constructor's arguments, without `**warmup`."""
+    parameters = inspect.signature(class_).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+
+
+def _as_config(value: Any) -> Any:
+    """Returns an attribute as `get_config` has it."""
+    if isinstance(value, Compressor):
+        return registry.text_of(value)
+    if isinstance(value, PerVariable):
+        value = value.by_kind
+    if isinstance(value, Mapping):
+        return {name: _as_config(setting) for name, setting in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.aggregation import sum_as
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.base import Compressor, Reduced, StateSpec, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.settings import one_of
 from tf_gradcomp.policy import GradientSpec
@@ -50,9 +50,6 @@ class Cast(Compressor):
         """Returns nothing: this method keeps no state."""
         return {}
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums all gradients in the smaller type, fused into one vector."""
         return (yield from sum_as(tf.dtypes.as_dtype(self.dtype), inputs))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, **super().get_config()}

@@ -14,24 +14,19 @@ from tf_gradcomp.compressors.base import (
     GRADIENT_NORMS,
     GRADIENT_SUM,
     Compressor,
-    Exchanged,
-    ExchangeInputs,
+    Hook,
     JobStateSpec,
+    Reduced,
     StateSpec,
+    StepInputs,
+    start,
 )
-from tf_gradcomp.compressors.between_steps import Proposing
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.plans import PlanInForce, StoredPlan, plan_layers
-from tf_gradcomp.compressors.protocols import (
-    conversation,
-    job_state,
-    payload_bytes,
-    residual_scale,
-)
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import Request
-from tf_gradcomp.compressors.settings import HasSettings, Valid, is_number, one_of
-from tf_gradcomp.compressors.stages import takes_turns
+from tf_gradcomp.compressors.settings import Valid, is_number, one_of
+from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _STEADY = 0.5  # Accordion: the share by which a norm may differ from the norm of the period before
@@ -44,7 +39,7 @@ _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerPlanner(Proposing):
+class LayerPlanner(Hook):
     """Plans for the gradients of a job."""
 
     lgreco: LGreCo
@@ -52,7 +47,6 @@ class LayerPlanner(Proposing):
     replicas: int
 
     action: ClassVar[str] = "planning settings"
-    caller_fact: ClassVar[str] = "plans of L-GreCo by"
     state_name: ClassVar[str] = GRADIENT_SUM
 
     @property
@@ -142,7 +136,7 @@ _BUDGET = Valid("a number of at least 0", lambda budget: is_number(budget) and b
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
-class LGreCo(HasSettings):
+class LGreCo(Compressor):
     """Another method, with a setting for each layer that is planned during training.
 
     The method's own settings are the reference. In each period of training, a plan chooses one of
@@ -209,10 +203,10 @@ class LGreCo(HasSettings):
         self.budget = float(_BUDGET.checked("LGreCo: budget", budget))
         self.reference = one_of(UNIFORM, ACCORDION).checked("LGreCo: reference", reference)
         self.plan = StoredPlan(self.method, self.values, keeps_norms=reference == ACCORDION)
-        self.residual_scale = residual_scale(self.method)
+        self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
         self.has_gpu_kernels = self.method.has_gpu_kernels
-        self.delays_unless = self.method.delays_unless
+        self.whole_setting = self.method.whole_setting
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Returns the method's state for any of the choices, and the sum of the gradients."""
@@ -221,9 +215,9 @@ class LGreCo(HasSettings):
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""
-        return {**job_state(self.method, specs), **self.plan.specs(len(specs))}
+        return {**self.method.job_state(specs), **self.plan.specs(len(specs))}
 
-    def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> LayerPlanner:
+    def hook(self, specs: Sequence[GradientSpec], replicas: int) -> LayerPlanner:
         """Returns the hook that makes plans."""
         return LayerPlanner(self, specs, replicas)
 
@@ -233,25 +227,25 @@ class LGreCo(HasSettings):
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
         """Returns the bytes of the method, without a plan."""
-        return payload_bytes(self.method, specs)
+        return self.method.payload_bytes(specs)
 
     def choices(self, spec: GradientSpec) -> list[int] | None:
         """Returns the settings that a plan may give a variable; see `Plannable.choices`."""
         return self.method.choices(spec, self.values)
 
-    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+    def settings_in_force(self, inputs: StepInputs) -> tf.Tensor:
         """Returns the settings of the plan, unless the step brings others."""
         if inputs.settings is not None:
             return self.method.settings_in_force(inputs)
         plan = inputs.job_state[self.plan.name].read_value()
-        if inputs.numbers is not None:
-            plan = tf.gather(plan, list(inputs.numbers))
+        if inputs.indices is not None:
+            plan = tf.gather(plan, list(inputs.indices))
         return self.plan.settings(inputs.specs, plan)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Runs the method's exchange with the settings of the plan (paper, Algorithm 1)."""
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
+        """Runs the method with the settings of the plan (paper, Algorithm 1)."""
         in_force = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
-        exchanged = yield from conversation(self.method, in_force)
+        reduced = yield from start(self.method, in_force)
 
         def add() -> None:
             for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):
@@ -260,17 +254,11 @@ class LGreCo(HasSettings):
                 tf.raw_ops.AssignAddVariableOp(resource=total, value=value)
 
         is_first = tf.equal(inputs.rank, 0)
-        tf.cond(tf.logical_and(exchanged.finite, is_first), add, lambda: None)
-        return exchanged
+        tf.cond(tf.logical_and(reduced.finite, is_first), add, lambda: None)
+        return reduced
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            "method": registry.text_of(self.method),
-            "choices": self.values,
-            "budget": self.budget,
-            "reference": self.reference,
-            **super().get_config(),
-        }
+        return {**super().get_config(), "choices": self.values}
 
 
 def _checked(method: Any) -> Plannable:
@@ -280,9 +268,6 @@ def _checked(method: Any) -> Plannable:
             f"LGreCo: {method!r} has no setting that can be planned for each layer; use "
             "'power_sgd', 'qsgd', 'max_norm', 'top_k', 'adacomp', 'scalecom' or 'arc_top_k'."
         )
-    if takes_turns(method):
-        raise ValueError(
-            f"LGreCo: {method!r} takes turns with another method; give the warm-up to LGreCo "
-            "itself."
-        )
+    if has_stages(method):
+        raise ValueError(f"LGreCo: {method!r} has a warm-up; give it to LGreCo itself.")
     return method

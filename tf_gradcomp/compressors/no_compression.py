@@ -7,7 +7,7 @@ from collections.abc import Generator
 import tensorflow as tf
 
 from tf_gradcomp.compressors.aggregation import sum_as
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.base import Compressor, Reduced, StateSpec, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.policy import GradientSpec
 
@@ -29,6 +29,6 @@ class NoCompression(Compressor):
         """Returns nothing: this method keeps no state."""
         return {}
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums all gradients, fused into one vector."""
         return (yield from sum_as(tf.float32, inputs))

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tf_gradcomp.compressors.base import StateSpec
-from tf_gradcomp.compressors.settings import HasSettings
+from tf_gradcomp.compressors.base import Compressor, StateSpec
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 LEAST_ELEMENTS = 1024  # in a planned variable, as in CGX
@@ -18,8 +17,12 @@ _RANGE, _STEPS = 10, 5  # geometric, from a tenth to ten times: 5 steps down and
 Cost: TypeAlias = tuple[float, float]  # bytes and error
 
 
-class Plannable(HasSettings):
+class Plannable(Compressor):
     """A method that can predict the bytes and the error of each setting of a variable."""
+
+    @abc.abstractmethod
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Returns the main setting of each variable; see `Compressor.settings`."""
 
     @abc.abstractmethod
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
@@ -52,7 +55,7 @@ class Plannable(HasSettings):
                 replicas.
 
         Returns:
-            For each setting the bytes of the payload, as `Exchanged.tensor_bytes` counts them, and
+            For each setting the bytes of the payload, as `Reduced.tensor_bytes` counts them, and
             the L2 norm of the values minus their sent part, starting from a residual of zeros.
         """
 

@@ -18,7 +18,7 @@ from tf_gradcomp.policy import GradientSpec
 class Table(NamedTuple):
     """The choices for a layer."""
 
-    settings: list[int]  # as `HasSettings.settings` has them
+    settings: list[int]  # as `Compressor.settings` has them
     bytes: np.ndarray  # float64 [settings], of the payload
     errors: np.ndarray  # float64 [settings]; NaN if the gradient is not finite
     default: int  # the place of the uniform setting among them
@@ -60,7 +60,7 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
 class Plan(NamedTuple):
     """Settings of all variables, with their expected bytes and errors."""
 
-    # A setting for each variable, as in `HasSettings.settings`; the uniform setting for a variable
+    # A setting for each variable, as in `Compressor.settings`; the uniform setting for a variable
     # outside the plan.
     settings: list[int]
     # The summed error of the planned layers over the budget; NaN without a budget.
@@ -158,7 +158,7 @@ _NO_SETTING = -1  # a plan has settings plus one, and 0 if there is none yet
 class PlanInForce(NamedTuple):
     """The settings in use, and the expected outcome of their plan."""
 
-    settings: list[int]  # one for each variable, as `HasSettings.settings` has them
+    settings: list[int]  # one for each variable, as `Compressor.settings` has them
     ratio: float  # the bytes of the method's own settings over the plan's bytes; 1 without a plan
     budget_used: float  # the plan's share of the allowed error; 1 without a plan
     at_bound: int  # the number of layers with the smallest of their choices

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import request_unless_empty
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.base import Reduced, StateSpec, StepInputs
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -88,6 +88,7 @@ class PowerSGD(Plannable):
         self.alternate = BOOL.checked("PowerSGD: alternate", alternate)
         self.has_gpu_kernels = not alternate
         self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _RANK)
+        self.overrides = self.rank.overrides
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
@@ -160,7 +161,7 @@ class PowerSGD(Plannable):
 
         return [cost(rank) for rank in settings]
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums left factors, then right ones (paper, Algorithms 1 and 2); or one of both."""
         ranks = self.settings_in_force(inputs)
         if self.alternate:
@@ -183,20 +184,12 @@ class PowerSGD(Plannable):
             finite=tf.logical_and(finite, inputs.finite),
             ranks=ranks,
         )
-        return Exchanged(reduced, finite, _tensor_bytes(inputs.specs, ranks))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank.by_kind,
-            "overrides": self.rank.overrides,
-            "alternate": self.alternate,
-            **super().get_config(),
-        }
+        return Reduced(reduced, finite, _tensor_bytes(inputs.specs, ranks))
 
 
 def _sum_one_factor(
-    inputs: ExchangeInputs, ranks: tf.Tensor
-) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    inputs: StepInputs, ranks: tf.Tensor
+) -> Generator[AllReduce, tf.Tensor, Reduced]:
     """Sums for each variable the factor whose turn it is."""
     state = (inputs.residuals, inputs.gradients, inputs.state[ALTERNATING_FACTOR], inputs.step)
     own, tensor_bytes, own_finite = ops.power_sgd_project(*state, ranks=ranks)
@@ -204,7 +197,7 @@ def _sum_one_factor(
     reduced, finite = ops.power_sgd_reduce_projected(
         *state, own, total, keep=own_finite, finite=inputs.finite, ranks=ranks
     )
-    return Exchanged(reduced, finite, tensor_bytes)
+    return Reduced(reduced, finite, tensor_bytes)
 
 
 def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:

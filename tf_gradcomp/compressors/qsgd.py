@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import sum_gathered
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import (
@@ -94,6 +94,7 @@ class QSGD(Plannable):
             bits = dict.fromkeys(_QUANTIZED, bits)
         defaults = {**dict.fromkeys(_QUANTIZED, 4), VECTOR: None}
         self.bits = PerVariable("QSGD: bits", bits, defaults, overrides, _BITS)
+        self.overrides = self.bits.overrides
         self.bucket_size = _BUCKET_SIZE.checked("QSGD: bucket_size", bucket_size)
         self.stochastic = BOOL.checked("QSGD: stochastic", stochastic)
         self.seed = SEED.checked("QSGD: seed", seed)
@@ -128,36 +129,23 @@ class QSGD(Plannable):
 
         return list(map(cost, settings, errors.numpy().tolist()))
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllGather, tf.Tensor, Reduced]:
         """Gathers and sums the payloads of all replicas (QSGD paper, Algorithm 1)."""
         layout: dict[str, Any] = {
             "bits": self.settings_in_force(inputs),
             "bucket_size": self.bucket_size,
             "fingerprint": self.fingerprint(inputs.specs),
         }
-        encode = functools.partial(
-            ops.qsgd_encode,
+        payload, tensor_bytes = ops.qsgd_encode(
+            inputs.residuals,
+            inputs.gradients,
+            inputs.step,
             replica=inputs.rank,
             stochastic=self.stochastic,
             seed=self.seed,
             **layout,
         )
-        return (
-            yield from sum_gathered(
-                inputs,
-                encode,
-                functools.partial(ops.qsgd_decode, **layout),
-                functools.partial(ops.qsgd_put_back, **layout),
-                same_length=True,
-            )
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "bits": self.bits.by_kind,
-            "bucket_size": self.bucket_size,
-            "stochastic": self.stochastic,
-            "overrides": self.bits.overrides,
-            "seed": self.seed,
-            **super().get_config(),
-        }
+        payloads = yield AllGather(payload, same_length=True)
+        decode = functools.partial(ops.qsgd_decode, **layout)
+        put_back = functools.partial(ops.qsgd_put_back, **layout)
+        return sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)

@@ -17,7 +17,7 @@ from tf_gradcomp.compressors.aggregation import (
     sum_chosen,
     tensor_bytes,
 )
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -119,7 +119,7 @@ class ScaleCom(Plannable):
     name = "scalecom"
     helped_by_precondition = True
     has_gpu_kernels = True
-    delays_unless = _SENT_WHOLE
+    whole_setting = _SENT_WHOLE
 
     def __init__(
         self,
@@ -133,6 +133,7 @@ class ScaleCom(Plannable):
         self.rates: PerVariable[int | str] = PerVariable(
             "ScaleCom: rates", rates, _DEFAULT_RATES, overrides, _RATE
         )
+        self.overrides = self.rates.overrides
         self.beta = self.residual_scale = float(_BETA.checked("ScaleCom: beta", beta))
         self.value_bits = one_of(*VALUE_BITS).checked("ScaleCom: value_bits", value_bits)
 
@@ -169,7 +170,7 @@ class ScaleCom(Plannable):
         sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=self.value_bits)
         return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Broadcasts the positions of the leader's entries, and sums there (paper, section 3)."""
         rates = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates)
@@ -193,16 +194,7 @@ class ScaleCom(Plannable):
             )
         sizes = [spec.elements for spec in inputs.specs]
         counted = tensor_bytes(chunked, sizes, inputs.size, self.value_bits)
-        return Exchanged(reduced, finite, counted)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "rates": self.rates.by_kind,
-            "beta": self.beta,
-            "overrides": self.rates.overrides,
-            "value_bits": self.value_bits,
-            **super().get_config(),
-        }
+        return Reduced(reduced, finite, counted)
 
 
 def _rate(spec: GradientSpec, rate: int | str | None) -> int:

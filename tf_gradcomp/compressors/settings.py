@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 Value = TypeVar("Value")
@@ -143,32 +140,3 @@ class PerVariable(Generic[Value]):
             raise ValueError(
                 f"{self._what}: {pattern!r} in overrides is not a regular expression: {error}."
             ) from None
-
-
-class HasSettings(Compressor):
-    """A method with a main setting for each variable.
-
-    Attributes:
-        delays_unless: The setting with which a sparse method sends a variable whole. With any other
-            setting, most entries are delayed in the residual. None for a method that is not sparse.
-    """
-
-    delays_unless: int | None = None
-
-    @abc.abstractmethod
-    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """Returns its own setting for each variable.
-
-        Args:
-            specs: The spec of each variable's gradient.
-
-        Returns:
-            Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, blocks
-            of ArcTopK, elements in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step
-            may bring other settings: see `ExchangeInputs.settings`.
-        """
-
-    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns the settings of this step: the inputs' settings, or the method's own."""
-        own = self.settings(inputs.specs)
-        return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)

@@ -1,56 +1,80 @@
-"""Methods that alternate: phases and warm-ups."""
+"""Methods that alternate: warm-ups, and methods that consist of stages."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator, Iterator, Mapping
-from typing import ClassVar
+import functools
+from collections.abc import Callable, Generator, Iterator
+from typing import ClassVar, TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, JobState, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import Request
 
+Result = TypeVar("Result")
 
-class Phased(Compressor):
-    """A method that consists of other methods, which take turns.
+
+class Staged(Compressor):
+    """A method that consists of other methods, one of which reduces in each step.
 
     Attributes:
-        phases: These methods.
-        settles_in: The place in `phases` of the method that a long job mostly uses.
+        stages: These methods.
+        main_stage: The index in `stages` of the method that a long job mostly uses.
     """
 
-    phases: tuple[Compressor, ...]
-    settles_in: ClassVar[int] = -1
+    stages: tuple[Compressor, ...]
+    main_stage: ClassVar[int] = -1
 
     @abc.abstractmethod
-    def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Returns the index of the current phase in `phases`: int32 scalar, equal on all replicas.
+    def stage(self, step: tf.Tensor, job_state: JobState) -> tf.Tensor:
+        """Returns the index of the current stage in `stages`: int32 scalar, equal on all replicas.
 
         Args:
             step: int64 scalar, equal on all replicas.
-            job_state: As `ExchangeInputs` has it.
+            job_state: As `StepInputs` has it.
         """
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Refuses, because the phases exchange."""
-        raise TypeError(f"{type(self).__name__} consists of phases, which exchange in its place.")
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
+        """Refuses, because the stages reduce."""
+        raise TypeError(f"{type(self).__name__} consists of stages, which reduce in its place.")
 
 
-def takes_turns(compressor: Compressor) -> bool:
-    """Returns whether other methods are used in some steps: a warm-up or phases."""
-    return compressor.warmup is not None or isinstance(compressor, Phased)
+def has_stages(compressor: Compressor) -> bool:
+    """True if other methods are used in some steps: a warm-up or stages."""
+    return compressor.warmup is not None or isinstance(compressor, Staged)
 
 
-def stages(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields a method, its warm-up and its phases, recursively."""
+def all_stages(compressor: Compressor) -> Iterator[Compressor]:
+    """Yields a method, its warm-up and its stages, recursively."""
     yield compressor
-    phases = compressor.phases if isinstance(compressor, Phased) else ()
-    for other in (compressor.warmup, *phases):
-        if other:
-            yield from stages(other)
+    stages = compressor.stages if isinstance(compressor, Staged) else ()
+    for stage in (compressor.warmup, *stages):
+        if stage:
+            yield from all_stages(stage)
 
 
-def in_turn(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields the methods that a job uses in turn: warm-ups and phases, or the method itself."""
-    return (stage for stage in stages(compressor) if not isinstance(stage, Phased))
+def leaf_stages(compressor: Compressor) -> Iterator[Compressor]:
+    """Yields the methods that reduce: warm-ups and stages, or the method itself."""
+    return (stage for stage in all_stages(compressor) if not isinstance(stage, Staged))
+
+
+def run_stage(
+    compressor: Compressor, inputs: StepInputs, run: Callable[[Compressor], Result]
+) -> Result:
+    """Runs the method of this step: a warm-up, a stage, or the compressor itself."""
+
+    def after_warmup() -> Result:
+        if not isinstance(compressor, Staged):
+            return run(compressor)
+        branches = [functools.partial(run_stage, stage, inputs, run) for stage in compressor.stages]
+        index = compressor.stage(inputs.step, inputs.job_state)
+        # Without the check, an index that is too large would select the last branch.
+        with tf.control_dependencies([tf.debugging.assert_less(index, len(branches))]):
+            return tf.switch_case(tf.identity(index), branches)
+
+    warmup = compressor.warmup
+    if warmup is None:
+        return after_warmup()
+    is_warmup = inputs.step < compressor.warmup_steps
+    return tf.cond(is_warmup, lambda: run_stage(warmup, inputs, run), after_warmup)

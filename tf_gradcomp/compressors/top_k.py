@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import FLOAT_BITS, sum_gathered
+from tf_gradcomp.compressors.aggregation import FLOAT_BITS, are_taken, sum_payloads
 from tf_gradcomp.compressors.base import (
     VELOCITY,
-    Exchanged,
-    ExchangeInputs,
+    Reduced,
     StateSpec,
+    StepInputs,
 )
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
@@ -108,7 +107,7 @@ class TopK(Plannable):
 
     name = "top_k"
     helped_by_precondition = True
-    delays_unless = SENT_WHOLE
+    whole_setting = SENT_WHOLE
 
     def __init__(
         self,
@@ -128,13 +127,13 @@ class TopK(Plannable):
             overrides,
             SHARE,
         )
+        self.overrides = self.density.overrides
         self.momentum = float(_MOMENTUM.checked("TopK: momentum", momentum))
         _NORM.or_none().checked("TopK: clip_norm", clip_norm)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
-        self._coding = Coding(
-            _CHUNK.or_none().checked("TopK: chunk", chunk),
-            one_of(*VALUE_BITS).checked("TopK: value_bits", value_bits),
-        )
+        self.value_bits = one_of(*VALUE_BITS).checked("TopK: value_bits", value_bits)
+        self.chunk = _CHUNK.or_none().checked("TopK: chunk", chunk)
+        self._coding = Coding(self.chunk, self.value_bits)
         plain = self._coding.is_plain
         self.has_gpu_kernels = not self.momentum and self.clip_norm is None and plain
 
@@ -173,46 +172,29 @@ class TopK(Plannable):
 
         return [cost(entries) for entries in settings]
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllGather, tf.Tensor, Reduced]:
         """Gathers and sums the payloads of all replicas (paper, section 3)."""
         entries, fingerprint = self.settings_in_force(inputs), self.fingerprint(inputs.specs)
         layout: dict[str, Any] = {"entries": entries, "fingerprint": fingerprint}
         corrected = self._corrected(inputs)
-        used: list[Callable[..., Any]] = [
+        operations: Any = (
             functools.partial(op, **layout)
             for op in (ops.top_k_encode, ops.top_k_decode, ops.top_k_put_back)
-        ]
+        )
         short = None
         if not self._coding.is_plain:
             sizes = [spec.elements for spec in inputs.specs]
             short = ShortPayloads(self._coding, sizes, entries, inputs.step, fingerprint)
-            used = [short.encode, short.decode, short.put_back]
-
-        def keep_velocity(payload: tf.Tensor, finite: tf.Tensor) -> None:
-            velocities = inputs.state[VELOCITY]
+            operations = short.encode, short.decode, short.put_back
+        encode, decode, put_back = operations
+        payload, tensor_bytes = encode(inputs.residuals, corrected, inputs.step)
+        payloads = yield AllGather(payload, same_length=True)
+        reduced = sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)
+        if self.momentum:
             plain = short.as_plain(payload) if short else payload
-            ops.top_k_keep_velocity(velocities, corrected, plain, finite, **layout)
-
-        return (
-            yield from sum_gathered(
-                dataclasses.replace(inputs, gradients=corrected),
-                *used,
-                same_length=True,
-                keep=keep_velocity if self.momentum else None,
-            )
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
-        return {
-            "density": self.density.by_kind,
-            "momentum": self.momentum,
-            "clip_norm": self.clip_norm,
-            "overrides": self.density.overrides,
-            "value_bits": self._coding.value_bits,
-            "chunk": self._coding.chunk,
-            **super().get_config(),
-        }
+            taken = are_taken(inputs, payloads)
+            ops.top_k_keep_velocity(inputs.state[VELOCITY], corrected, plain, taken, **layout)
+        return reduced
 
     def _entries(self, spec: GradientSpec, density: float | None) -> int:
         """Returns the number of entries to send, or 0 if the whole variable takes no more bytes."""
@@ -222,7 +204,7 @@ class TopK(Plannable):
         bits = self._coding.tensor_bits(spec.elements, entries)
         return entries if bits < FLOAT_BITS * spec.elements else SENT_WHOLE
 
-    def _corrected(self, inputs: ExchangeInputs) -> Sequence[tf.Tensor]:
+    def _corrected(self, inputs: StepInputs) -> Sequence[tf.Tensor]:
         """Returns the values to accumulate: the gradients after clipping and momentum."""
         if not self.momentum and self.clip_norm is None:
             return inputs.gradients

@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.aggregation import (
     request_unless_empty,
     zero_if_too_large,
 )
-from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.base import StepInputs
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.ops.payload import SCALECOM
 
@@ -30,7 +30,7 @@ _LARGEST_EXACT = 2048  # float16 holds all whole numbers up to it
 
 def sum_in_few_bits(
     chunked: ops.Chunked,
-    inputs: ExchangeInputs,
+    inputs: StepInputs,
     offsets: tf.Tensor,
     own_finite: tf.Tensor,
     leader: tf.Tensor,
@@ -114,7 +114,7 @@ def sum_shares(
 def gather_codes(
     values: tf.Tensor,
     split: ops.ChunkSplit,
-    inputs: ExchangeInputs,
+    inputs: StepInputs,
     own_finite: tf.Tensor,
     bits: int,
     header: dict[str, Any],

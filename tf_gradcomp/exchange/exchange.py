@@ -11,7 +11,7 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.stages import takes_turns
+from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.exchange.gradients import (
     Gradients,
     VariableNumbers,
@@ -21,7 +21,7 @@ from tf_gradcomp.exchange.gradients import (
     norm,
     with_gradients_to_exchange,
 )
-from tf_gradcomp.exchange.job_hooks import JobHooks
+from tf_gradcomp.exchange.hooks import JobHooks
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import (
     convert_restored,
@@ -303,8 +303,7 @@ def residual_norm(exchange: GradientExchange) -> float:
 
 def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
     """Refuses a warm-up that replicas could not end."""
-    in_turn = any(map(takes_turns, compressors))
-    if in_turn and group.size > 1 and not group.is_collective:
+    if any(map(has_stages, compressors)) and group.size > 1 and not group.is_collective:
         raise ValueError(
             "A warm-up, or a method that alternates with another, needs collectives in a branch, "
             f"which {type(tf.distribute.get_strategy()).__name__} does not allow; use "

@@ -1,16 +1,27 @@
-"""The variables of one replica."""
+"""One replica of this process: its variables, and its side of a step."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.exchange.gradients import Gradients, add_residuals, all_finite
+from tf_gradcomp.compressors.base import (
+    RESIDUAL,
+    Compressor,
+    Reduced,
+    StepInputs,
+    check_reduced,
+    start,
+)
+from tf_gradcomp.exchange import sparse
+from tf_gradcomp.exchange.gradients import Gradients, add_residuals, all_finite, to_scalars
 from tf_gradcomp.exchange.setup import Setup
-from tf_gradcomp.groups.communicator import Communicator, Sent
+from tf_gradcomp.groups import metadata
+from tf_gradcomp.groups.communicator import Communicator, RequestStream, Sent
 
 
 class Replica:
@@ -173,3 +184,161 @@ def count_exchange(
     replica.count(range(len(numbers)), sent, tensor_bytes)
     replica.count_exchange(tf.constant(True))
     replica.local(setup.variables.step).assign_add(1)
+
+
+class Flags(NamedTuple):
+    """Bits of one replica; after the exchange, the logical or of all replicas' bits."""
+
+    # For each gradient that came as slices, the rows that were touched, as bool [rows]; None for
+    # the other gradients.
+    touched: list[tf.Tensor | None]
+    # bool [tensors], which gradients without second moments so far are not all zeros; None without
+    # a preconditioner. The payload cannot tell: a gradient may be delayed for many steps before any
+    # entry is sent.
+    begins: tf.Tensor | None = None
+
+
+class ReplicaResult(NamedTuple):
+    """What one replica gets of a step by a method."""
+
+    reduced: Reduced
+    flags: Flags  # of all replicas
+    delayed: tf.Tensor  # bool [tensors], which gradients the method mostly delays
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaStep:
+    """Input of a step of the compressor for one replica."""
+
+    inputs: StepInputs  # the inputs of the compressor; all gradients are dense
+    flags: Flags  # the bits of this replica
+    # bool scalar, equal on all replicas: whether any residual may be nonzero.
+    residuals_wait: tf.Tensor | bool = True
+    residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
+    # bool [1], whether a gradient plus its residual is not finite; None if the compressor adds the
+    # residuals.
+    overflows: tf.Tensor | None = None
+
+    @classmethod
+    def new(
+        cls,
+        inputs: StepInputs,
+        *,
+        residuals_wait: tf.Tensor | bool = True,
+        residual_scale: float = 1.0,
+        unseen: tf.Tensor | None = None,
+    ) -> ReplicaStep:
+        """Returns the step of a replica whose gradients may be slices.
+
+        `unseen` is bool [tensors]: True until a gradient arrives that is not all zeros. None skips
+        the tracking.
+        """
+        pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
+        touched = [
+            sparse.touched_rows(gradient, spec.shape[0])
+            if isinstance(gradient, tf.IndexedSlices)
+            else None
+            for gradient, spec in pairs
+        ]
+        dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
+        inputs = dataclasses.replace(inputs, gradients=dense)
+        begins = None if unseen is None else _begin(dense, unseen)
+        flags = Flags(touched, begins)
+        return cls(inputs, flags, tf.convert_to_tensor(residuals_wait), residual_scale)
+
+    def with_residuals(self) -> ReplicaStep:
+        """Returns this step with the residuals added to the gradients, if all sums are finite."""
+        inputs = self.inputs.preconditioned()
+        residuals = [
+            tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+            for residual in inputs.residuals
+        ]
+        gradients = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
+        sums, _ = add_residuals(
+            gradients, residuals, self.residuals_wait, self.residual_scale, inputs.size
+        )
+        finite = tf.cond(self.residuals_wait, lambda: all_finite(sums), lambda: tf.constant(True))
+        inputs = dataclasses.replace(inputs, gradients=sums)
+        return dataclasses.replace(self, inputs=inputs, overflows=tf.logical_not([finite]))
+
+    @property
+    def bits(self) -> list[tf.Tensor]:
+        """The vectors of bits whose logical or over the replicas every replica must know."""
+        every = [*tf.nest.flatten(self.flags), self.overflows]
+        return [bits for bits in every if bits is not None]
+
+
+class Reduction(RequestStream):
+    """One replica's side of a step by a method, whose warm-up and stages are ignored.
+
+    Args:
+        step: The replica's input.
+        compressor: The method.
+    """
+
+    def __init__(self, step: ReplicaStep, compressor: Compressor) -> None:
+        keeps_residual = any(RESIDUAL in compressor.state(spec) for spec in step.inputs.specs)
+        if not keeps_residual and step.inputs.state.get(RESIDUAL):
+            # Another method, in a warm-up, a stage or an earlier job, left this residual.
+            step = step.with_residuals()
+        self._step, self._compressor = step, compressor
+        bits = tf.concat([tf.zeros([0], tf.bool), *step.bits], 0)
+        super().__init__(
+            start(compressor, step.inputs),
+            metadata.Metadata(bits, step.inputs.size, self._new_tag),
+        )
+
+    def end(self, result: Any) -> ReplicaResult:
+        """Clears residuals that are sent or that no sum can hold."""
+        step, inputs = self._step, self._step.inputs
+        check_reduced(self._compressor.name, result, inputs.specs)
+        bits = self.metadata.flags if self.metadata else tf.zeros([0], tf.bool)
+        lengths = [part.shape.num_elements() for part in step.bits]
+        parts = iter(tf.split(bits, lengths) if lengths else [])
+        flags = tf.nest.map_structure(lambda bit: None if bit is None else next(parts), step.flags)
+        if step.overflows is None:
+            _clear_where_too_large(inputs, result.gradients)
+        else:
+            # Also if the sum is too large, because it would be too large in all later steps.
+            gone = tf.logical_and(inputs.finite, tf.logical_not(next(parts)[0]))
+            clear = functools.partial(_clear, inputs.residuals, inputs)
+            tf.cond(tf.logical_and(step.residuals_wait, gone), clear, lambda: None)
+        return ReplicaResult(result, flags, self._compressor.delayed(inputs))
+
+    def _new_tag(self, dtype: tf.DType) -> tf.Tensor:
+        inputs = self._step.inputs
+        settings = self._compressor.settings_in_force(inputs)
+        fingerprint = self._compressor.fingerprint(inputs.specs)
+        return metadata.tag(fingerprint, inputs.step, dtype, inputs.size, settings)
+
+
+def _clear_where_too_large(inputs: StepInputs, gradients: Sequence[tf.Tensor]) -> None:
+    """Clears residuals of variables whose sum overflows float16, so that the step is skipped.
+
+    The remaining residual is as large as the sent values, so all later steps would be skipped, too.
+    """
+    residuals = inputs.state.get(RESIDUAL, ())
+    for residual, total, spec in zip(residuals, gradients, inputs.specs, strict=False):
+        if spec.dtype == "float16":
+            variable = dataclasses.replace(inputs, specs=[spec])
+            clear = functools.partial(_clear, [residual], variable)
+            tf.cond(all_finite([tf.cast(total, tf.float16)]), lambda: None, clear)
+
+
+def _clear(residuals: Sequence[tf.Tensor], inputs: StepInputs) -> None:
+    for residual, spec in zip(residuals, inputs.specs, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=residual, value=tf.zeros(spec.shape))
+
+
+def _begin(gradients: Sequence[tf.Tensor], unseen: tf.Tensor) -> tf.Tensor:
+    """Returns which of the unseen gradients are not all zeros: bool [tensors]."""
+
+    def found() -> tf.Tensor:
+        dtypes = {gradient.dtype for gradient in gradients}
+        zeros = {dtype: tf.zeros([], dtype) for dtype in dtypes}
+        nonzero = [tf.not_equal(gradient, zeros[gradient.dtype]) for gradient in gradients]
+        return tf.logical_and(tf.stack(to_scalars(tf.reduce_any, nonzero)), unseen)
+
+    # Most steps need not look at the gradients.
+    none = tf.zeros([len(gradients)], tf.bool)
+    return tf.cond(tf.reduce_any(unseen), found, lambda: none)

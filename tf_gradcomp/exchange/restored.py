@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
@@ -219,7 +219,7 @@ def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
         preconditioner,
         inner,
         states,
-        [state[name] for state in states for name in OF_GRADIENTS if name in state],
+        [state[name] for state in states for name in GRADIENT_UNITS if name in state],
         *_delayed(replicas),
         replicas[0].fact(setup.variables.facts.moments_since),
         setup.group.size,

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.protocols import Preconditions
-from tf_gradcomp.compressors.stages import in_turn
+from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.gradients import Gradients
@@ -158,10 +157,10 @@ class Setup:
     @functools.cached_property
     def on_gpu(self) -> frozenset[str]:
         """The state that stays on a GPU in a step, because GPU kernels do all the work."""
-        methods, state = list(in_turn(self.compressor)), self.variables.state
+        methods, state = list(leaf_stages(self.compressor)), self.variables.state
         if all(method.has_gpu_kernels for method in methods):
             return frozenset(state)
-        if any(isinstance(method, Preconditions) for method in methods):
+        if any(method.fuses_precondition for method in methods):
             return frozenset()  # one op has second moments and residuals
         return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
 

@@ -7,9 +7,8 @@ from collections.abc import Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.protocols import GathersSlices
 from tf_gradcomp.compressors.requests import AllGather, AllReduce
-from tf_gradcomp.exchange.metadata import checked
+from tf_gradcomp.groups.metadata import checked
 from tf_gradcomp.groups.slices import sum_of_slices
 from tf_gradcomp.policy import GradientSpec
 
@@ -71,7 +70,7 @@ def stays_sparse(
     """Returns whether a gradient is summed as slices, without the method."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
-    return isinstance(compressor, GathersSlices) or is_large(spec, max_dense_elements)
+    return compressor.slices_dtype is not None or is_large(spec, max_dense_elements)
 
 
 def sum_slices(

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors import protocols
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
-from tf_gradcomp.compressors.stages import stages
+from tf_gradcomp.compressors.stages import all_stages
 from tf_gradcomp.groups.communicator import Sent, WordsAhead
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec
@@ -139,7 +138,7 @@ def state_specs(
     state: dict[str, list[StateSpec]] = {}
     keepers: list[Compressor | Preconditioner] = []
     for compressor in compressors:
-        keepers.extend(stages(compressor))
+        keepers.extend(all_stages(compressor))
     if preconditioner:
         keepers.append(preconditioner)
     for keeper in keepers:
@@ -159,14 +158,14 @@ def state_specs(
 def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
     """Returns the scale of the residual of a method or one of its stages; None without any."""
     scales = {
-        protocols.residual_scale(stage)
-        for stage in stages(compressor)
+        stage.residual_scale
+        for stage in all_stages(compressor)
         if any(RESIDUAL in stage.state(spec) for spec in specs)
     }
     if len(scales) > 1:
         raise ValueError(
-            f"{compressor!r}: its warm-up or another phase keeps a residual of another scale; give "
-            "all phases the same scale (for ScaleCom: beta=1, or the same beta)."
+            f"{compressor!r}: its warm-up or another stage keeps a residual of another scale; give "
+            "all stages the same scale (for ScaleCom: beta=1, or the same beta)."
         )
     return scales.pop() if scales else None
 
@@ -177,12 +176,12 @@ def job_state_specs(
     """Returns the state of the job by name, of the methods, their warm-ups and their phases."""
     state: dict[str, JobStateSpec] = {}
     for compressor in compressors:
-        for stage in stages(compressor):
-            for name, spec in protocols.job_state(stage, specs).items():
+        for stage in all_stages(compressor):
+            for name, spec in stage.job_state(specs).items():
                 if state.setdefault(name, spec) != spec:
                     raise ValueError(
                         f"{stage!r} keeps a {name} for the job in another form than its warm-up, "
-                        "another phase or another candidate; use settings with equal forms."
+                        "another stage or another candidate; use settings with equal forms."
                     )
     return state
 

@@ -9,16 +9,15 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.protocols import delayed, slices_dtype
-from tf_gradcomp.compressors.stages import takes_turns
-from tf_gradcomp.exchange import metadata, sparse
+from tf_gradcomp.compressors.base import Reduced, StepInputs
+from tf_gradcomp.compressors.stages import has_stages, run_stage
+from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
-from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.replica_step import Flags, ReplicaStep, by_stage
+from tf_gradcomp.exchange.replica import Flags, Reduction, Replica, ReplicaStep
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.exchange.state import OnHost
-from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
+from tf_gradcomp.groups import metadata
+from tf_gradcomp.groups.communicator import Communicator, RequestStream, Sent, communicate
 
 Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaStep]]
 
@@ -71,17 +70,23 @@ def take_step(
             steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
             if observe:
                 steps = observe(dense, steps)
-            if takes_turns(setup.compressor):
-                results, more = _exchange_by_stage(replicas, dense, steps)
+            if has_stages(setup.compressor):
+                results, more = run_stage(
+                    setup.compressor,
+                    steps[0].inputs,
+                    lambda method: communicate(
+                        [Reduction(step, method) for step in steps], communicators
+                    ),
+                )
             else:
-                conversations = [step.conversation(setup.compressor) for step in steps]
-                results, more = communicate(conversations, communicators)
-                _note_delayed(setup.compressor, replicas, dense, steps)
-        exchanged, flags = zip(*results, strict=True)
-        finite = _restore(dense, gradients[0], exchanged[0], flags[0].touched, sums)
+                reductions = [Reduction(step, setup.compressor) for step in steps]
+                results, more = communicate(reductions, communicators)
+        reduced, flags, delayed = zip(*results, strict=True)
+        finite = _restore(dense, gradients[0], reduced[0], flags[0].touched, sums)
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
-        for replica, own, of_one in zip(replicas, exchanged, more, strict=True):
-            replica.count(dense, of_one, own.tensor_bytes)
+        for i, replica in enumerate(replicas):
+            replica.set_fact(setup.variables.delayed, delayed[i], dense)
+            replica.count(dense, more[i], reduced[i].tensor_bytes)
         _note_beginnings(replicas, dense, flags, finite, updates)
 
     for replica, rest in zip(replicas, left, strict=True):
@@ -132,20 +137,22 @@ def _sum_some_slices(
     given = [[own[place] for place in places] for own in gradients]
     specs = [setup.specs[replicas[0].numbers[place]] for place in places]
     step = replicas[0].local(setup.variables.step).read_value()
-    fingerprint, dtype = setup.compressor.fingerprint(specs), slices_dtype(setup.compressor)
+    fingerprint = setup.compressor.fingerprint(specs)
+    dtype = setup.compressor.slices_dtype or tf.float32
     word = metadata.tag_word(fingerprint, step)
 
     def gather() -> Any:
-        each = [sparse.sum_slices(own, size, word, dtype) for own in given]
-        return communicate(each, communicators)
+        sums = [sparse.sum_slices(own, size, word, dtype) for own in given]
+        return communicate(list(map(RequestStream, sums)), communicators)
 
     def whole() -> Any:
-        return communicate([sparse.sum_whole(own[0], dtype) for own in given], communicators)
+        sums = [sparse.sum_whole(own[0], dtype) for own in given]
+        return communicate(list(map(RequestStream, sums)), communicators)
 
     if choose:
         rows, tag = specs[0].shape[0], metadata.tag(fingerprint, step, tf.float32, size)
         votes = [sparse.prefer_dense(own[0], rows, size, tag) for own in given]
-        prefer, voted = communicate(votes, communicators)
+        prefer, voted = communicate(list(map(RequestStream, votes)), communicators)
         ends, sent = tf.cond(prefer[0], whole, gather)
         sent = [one.plus(more) for one, more in zip(sent, voted, strict=True)]
     else:
@@ -177,32 +184,6 @@ def _replica_steps(
     return steps
 
 
-def _exchange_by_stage(
-    replicas: Sequence[Replica], places: Sequence[int], steps: Sequence[ReplicaStep]
-) -> tuple[list[tuple[Exchanged, Flags]], list[Sent]]:
-    """Exchanges gradients by the warm-up or the phase of this step."""
-    communicators = [replica.communicator for replica in replicas]
-
-    def exchange(method: Compressor) -> tuple[list[tuple[Exchanged, Flags]], list[Sent]]:
-        conversations = [step.conversation(method) for step in steps]
-        results, sent = communicate(conversations, communicators)
-        _note_delayed(method, replicas, places, steps)
-        return results, sent
-
-    return by_stage(replicas[0].setup.compressor, steps[0].inputs, exchange)
-
-
-def _note_delayed(
-    method: Compressor,
-    replicas: Sequence[Replica],
-    places: Sequence[int],
-    steps: Sequence[ReplicaStep],
-) -> None:
-    """Writes which gradients the method of this step mostly delays."""
-    for replica, step in zip(replicas, steps, strict=True):
-        replica.set_fact(replica.setup.variables.delayed, delayed(method, step.inputs), places)
-
-
 def _replica_step(
     replica: Replica,
     places: Sequence[int],
@@ -221,7 +202,7 @@ def _replica_step(
             handles, updates_after(updates, since), communicator.size, gradients
         )
     numbers = [replica.numbers[place] for place in places]
-    inputs = ExchangeInputs(
+    inputs = StepInputs(
         [setup.specs[number] for number in numbers],
         gradients,
         handles,
@@ -231,20 +212,20 @@ def _replica_step(
         communicator.size,
         moments,
         job_state=replica.job_state(),
-        numbers=numbers,
+        indices=numbers,
     )
-    return ReplicaStep.of(
+    return ReplicaStep.new(
         inputs,
         residuals_wait=replica.residuals_wait(places),
         residual_scale=replica.residual_scale,
-        not_begun=not_yet,
+        unseen=not_yet,
     )
 
 
 def _restore(
     places: Sequence[int],
     gradients: Gradients,
-    exchanged: Exchanged,
+    reduced: Reduced,
     touched: Sequence[tf.Tensor | None],
     sums: list[Any],
 ) -> tf.Tensor:
@@ -253,11 +234,11 @@ def _restore(
     Returns whether to take the step: not if a sum overflows float16.
     """
     halves = []
-    for place, total, rows in zip(places, exchanged.reduced, touched, strict=True):
+    for place, total, rows in zip(places, reduced.gradients, touched, strict=True):
         sums[place] = sparse.as_given(gradients[place], total, rows)
         if sums[place].dtype == tf.float16:
             halves.append(sums[place])
-    finite = exchanged.finite
+    finite = reduced.finite
     return tf.logical_and(finite, all_finite(halves)) if halves else finite
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request, given
-
-Result = TypeVar("Result")
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
+from tf_gradcomp.groups.metadata import Metadata
 
 _MOST_AHEAD = 4096  # words; for longer payloads, padding costs more than it saves
 _PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped again in each step, at a cost
@@ -229,32 +229,67 @@ class ReplicaContextCommunicator(Communicator):
         return self.all_reduce(tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload)))
 
 
-def communicate(
-    conversations: Sequence[Generator[Request, Any, Result]],
-    communicators: Sequence[Communicator],
-) -> tuple[list[Result], list[Sent]]:
-    """Runs the conversations of this process's replicas: usually one, several in lockstep.
+@dataclasses.dataclass
+class RequestStream:
+    """The requests of one replica in a step.
 
-    Returns the result of each conversation, and the bytes that each replica sent.
+    Attributes:
+        requests: A generator, which yields requests, receives their answers, and returns a result.
+        metadata: What travels with the first gather or sum, if anything.
     """
-    answers: list[Any] = [None] * len(conversations)
-    sent = [Sent.nothing() for _ in conversations]
+
+    requests: Generator[Request, Any, Any]
+    metadata: Metadata | None = None
+
+    def end(self, result: Any) -> Any:
+        """Returns what the replica gets of the generator's result."""
+        return result
+
+
+def communicate(
+    streams: Sequence[RequestStream], communicators: Sequence[Communicator]
+) -> tuple[list[Any], list[Sent]]:
+    """Answers the requests of this process's replicas: usually one, several in lockstep.
+
+    Returns the result of each replica, and the bytes that each sent.
+
+    Raises:
+        TypeError: If a generator yields something that is not a request.
+        RuntimeError: If some replicas have ended, and others still communicate.
+    """
+    answers: list[Any] = [None] * len(streams)
+    sent = [Sent.nothing() for _ in streams]
     while True:
         requests, results = [], []
-        for conversation, answer in zip(conversations, answers, strict=True):
+        for stream, answer in zip(streams, answers, strict=True):
             try:
-                requests.append(conversation.send(answer))
+                requests.append(_checked(stream.requests.send(answer)))
             except StopIteration as end:
-                results.append(end.value)
+                results.append(stream.end(end.value))
         if requests and results:
             raise RuntimeError("Some replicas still communicate after other replicas have ended.")
         if results:
             return results, sent
+        for i, stream in enumerate(streams):
+            if stream.metadata:
+                requests[i] = stream.metadata.attach(requests[i])
         communicators[0].meet(requests)
         for i, (request, communicator) in enumerate(zip(requests, communicators, strict=True)):
             if communicator.on_event:
-                communicator.on_event([given(request)])
+                communicator.on_event([request.sent])
             answers[i], more = communicator.answer(request)
             if communicator.on_event:
                 communicator.on_event([answers[i]])
             sent[i] = sent[i].plus(more)
+        for i, stream in enumerate(streams):
+            if stream.metadata:
+                answers[i] = stream.metadata.detach(answers[i])
+
+
+def _checked(request: Any) -> Request:
+    if not isinstance(request, (AllGather, AllReduce, Broadcast)):
+        raise TypeError(
+            "A method must yield an AllGather, AllReduce or Broadcast of compressors/requests.py; "
+            f"received {request!r}."
+        )
+    return request

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.processes import Processes
@@ -27,7 +27,7 @@ class _Meeting:
     @functools.cached_property
     def rows(self) -> tf.Tensor:
         """The payloads as rows, padded with zeros."""
-        payloads = [given(request) for request in self._requests]
+        payloads = [request.sent for request in self._requests]
         longest = tf.reduce_max([tf.size(words) for words in payloads])
         return tf.stack([tf.pad(words, [[0, longest - tf.size(words)]]) for words in payloads])
 
@@ -40,12 +40,12 @@ class _Meeting:
 def _kind(request: Request) -> tuple[Any, ...]:
     """Returns the parts of a request that must be equal on all replicas."""
     same_length = isinstance(request, AllGather) and request.same_length
-    return type(request), given(request).dtype, same_length
+    return type(request), request.sent.dtype, same_length
 
 
 def _check_equal_lengths(requests: Sequence[Request]) -> None:
     """Refuses vectors of different lengths, with which real collectives hang or fail."""
-    first, *others = (tf.size(given(request)) for request in requests)
+    first, *others = (tf.size(request.sent) for request in requests)
     kind = type(requests[0]).__name__
     for other in others:
         tf.debugging.assert_equal(
@@ -56,7 +56,7 @@ def _check_equal_lengths(requests: Sequence[Request]) -> None:
 def _with_metadata(request: Request) -> tf.Tensor:
     if isinstance(request, AllReduce) and request.metadata is not None:
         return tf.concat([request.values, request.metadata], 0)
-    return given(request)
+    return request.sent
 
 
 class LockstepCommunicator(Communicator):

@@ -1,4 +1,10 @@
-"""Ops on payloads: their header, the codes of values and positions, and checks of equality."""
+"""Ops on payloads: their header, the sums of gathered payloads, and checks of equality.
+
+An encoder (`adacomp_encode`, `top_k_encode`, `qsgd_encode`, `sign_sgd_encode`) packs the gradients
+of one step into one payload, and keeps the rest in the residuals. Unless the method says otherwise,
+a residual plus gradient that is not finite leaves all residuals untouched. The gradients are then
+discarded, and the payload holds zeros and the non-finite flag.
+"""
 
 from __future__ import annotations
 
@@ -143,43 +149,6 @@ def pass_if_equal(
 
 
 _PER_TENSOR = ("bin_sizes", "bits", "entries")
-
-
-def encode(
-    method: str,
-    residuals: Sequence[tf.Tensor | tf.Variable],
-    gradients: Sequence[tf.Tensor],
-    step: tf.Tensor | int,
-    **settings: Any,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs the gradients of one step into one payload, and keeps the rest in the residuals.
-
-    Unless the method says otherwise, a residual plus gradient that is not finite leaves all
-    residuals untouched. The gradients are then discarded, and the payload holds zeros and the
-    non-finite flag.
-
-    Args:
-        method: The prefix of the op's name.
-        residuals: float32 variables or their resource handles, updated in place.
-        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        step: int64 scalar, the same on all replicas.
-        settings: The method's own arguments. All methods have `fingerprint`, signed 64-bit: the
-            decoder refuses payloads with another fingerprint.
-
-    Returns:
-        payload, int32 [words]; and tensor_bytes, int64 [number of tensors], the bytes that each
-        tensor takes of the payload. The header takes the other 56 bytes.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types or settings are wrong.
-        tf.errors.FailedPreconditionError: If a residual is not initialized.
-    """
-    return getattr(library.load(), f"{method}_encode")(
-        residuals=handles_of(residuals),
-        gradients=list(gradients),
-        step=tf.convert_to_tensor(step, tf.int64),
-        **_given(settings),
-    )
 
 
 def decode(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import library, payload
-from tf_gradcomp.ops.payload import Settings, tensor_of
+from tf_gradcomp.ops.payload import Settings, handles_of, tensor_of
 
 
 def qsgd_encode(
@@ -23,29 +23,32 @@ def qsgd_encode(
     seed: int,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs gradients as levels in buckets, as `ops.coding.encode` describes.
+    """Packs gradients as levels in buckets.
 
     The payload's length depends on the shapes and settings alone.
 
     Args:
-        residuals: See `ops.coding.encode`.
-        gradients: See `ops.coding.encode`.
-        step: See `ops.coding.encode`.
+        residuals: float32 variables or their resource handles, updated in place.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        step: int64 scalar, the same on all replicas.
         replica: Integer scalar, the replica's index: each replica draws its own random numbers.
         bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. Bits may change
             between steps; the payload's header has a digest of them.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536.
         stochastic: Whether values are rounded at random; otherwise to the nearest level.
         seed: The seed of the random numbers, signed 64-bit.
-        fingerprint: See `ops.coding.encode`.
+        fingerprint: Signed 64-bit; the decoder refuses payloads with another fingerprint.
+
+    Returns:
+        payload, int32 [length]; and tensor_bytes, int64 [tensors], the bytes that each tensor takes
+        of the payload. The header takes the other 56 bytes.
     """
-    return payload.encode(
-        "qsgd",
-        residuals,
-        gradients,
-        step,
+    return library.load().qsgd_encode(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        step=tf.convert_to_tensor(step, tf.int64),
         replica=tf.cast(replica, tf.int64),
-        bits=bits,
+        bits=tensor_of(bits),
         bucket_size=bucket_size,
         stochastic=stochastic,
         seed=seed,
@@ -83,11 +86,26 @@ def sign_sgd_encode(
     *,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs gradients as signs and one mean per tensor, as `ops.coding.encode` describes.
+    """Packs gradients as signs and one mean per tensor.
 
     The payload's length depends on the shapes alone.
+
+    Args:
+        residuals: float32 variables or their resource handles, updated in place.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        step: int64 scalar, the same on all replicas.
+        fingerprint: Signed 64-bit; the decoder refuses payloads with another fingerprint.
+
+    Returns:
+        payload, int32 [length]; and tensor_bytes, int64 [tensors], the bytes that each tensor takes
+        of the payload. The header takes the other 56 bytes.
     """
-    return payload.encode("sign_sgd", residuals, gradients, step, fingerprint=fingerprint)
+    return library.load().sign_sgd_encode(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        step=tf.convert_to_tensor(step, tf.int64),
+        fingerprint=fingerprint,
+    )
 
 
 sign_sgd_decode = functools.partial(payload.decode, "sign_sgd")

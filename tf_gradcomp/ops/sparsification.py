@@ -83,7 +83,7 @@ def adacomp_encode(
     scale_factor: float = 2.0,
     second_moments: SecondMoments | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs the selected elements of each bin, as `ops.coding.encode` describes.
+    """Packs the selected elements of each bin.
 
     On a CPU, a new residual takes over the memory of its gradient if nothing else uses that memory,
     and the gradient is float32 and not divided.
@@ -99,21 +99,24 @@ def adacomp_encode(
     or more, they shrink by at most 2^-19 of the value that this step would have given them.
 
     Args:
-        residuals: See `ops.coding.encode`.
-        gradients: See `ops.coding.encode`.
-        step: See `ops.coding.encode`.
+        residuals: float32 variables or their resource handles, updated in place.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        step: int64 scalar, the same on all replicas.
         bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32. Bin sizes
             may change between steps; the payload's header has a digest of them.
-        fingerprint: See `ops.coding.encode`.
+        fingerprint: Signed 64-bit; the decoder refuses payloads with another fingerprint.
         scale_factor: s above, the weight of the gradient in the selection.
         second_moments: One per residual, of the same shape, to divide the gradients; or None.
+
+    Returns:
+        payload, int32 [length]; and tensor_bytes, int64 [tensors], the bytes that each tensor takes
+        of the payload. The header takes the other 56 bytes.
     """
     adam = second_moments or _NONE
-    return payload.encode(
-        "ada_comp",
-        residuals,
-        gradients,
-        step,
+    return library.load().ada_comp_encode(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        step=tf.convert_to_tensor(step, tf.int64),
         second_moments=handles_of(adam.variables),
         adam_step=tf.convert_to_tensor(adam.step, tf.int64),
         squares=adam.squares_or_empty(),
@@ -121,7 +124,7 @@ def adacomp_encode(
         epsilon=adam.epsilon,
         corrects_epsilon=adam.corrects_epsilon,
         scale=adam.scale,
-        bin_sizes=bin_sizes,
+        bin_sizes=tensor_of(bin_sizes),
         scale_factor=scale_factor,
         fingerprint=fingerprint,
     )
@@ -173,26 +176,29 @@ def top_k_encode(
     entries: Settings,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs the largest entries of residuals plus gradients, as `ops.coding.encode` describes.
+    """Packs the largest entries of residuals plus gradients.
 
     Among entries with equal magnitudes, the first are sent. A tensor takes 2 words of the payload
     for each entry, or one word for each element if it is sent whole.
 
     Args:
-        residuals: See `ops.coding.encode`.
-        gradients: See `ops.coding.encode`.
-        step: See `ops.coding.encode`.
+        residuals: float32 variables or their resource handles, updated in place.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        step: int64 scalar, the same on all replicas.
         entries: The number of entries to send of each tensor, or 0 to send the tensor whole,
             without indices. The numbers may change between steps; the payload's header has a digest
             of them.
-        fingerprint: See `ops.coding.encode`.
+        fingerprint: Signed 64-bit; the decoder refuses payloads with another fingerprint.
+
+    Returns:
+        payload, int32 [length]; and tensor_bytes, int64 [tensors], the bytes that each tensor takes
+        of the payload. The header takes the other 56 bytes.
     """
-    return payload.encode(
-        "top_k",
-        residuals,
-        gradients,
-        step,
-        entries=entries,
+    return library.load().top_k_encode(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        step=tf.convert_to_tensor(step, tf.int64),
+        entries=tensor_of(entries),
         fingerprint=fingerprint,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange import sparse
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.step import Observe
 
 

@@ -1,4 +1,4 @@
-"""Reports the library's frames from Keras' call to each collective of a traced step.
+"""Reports the library's frames from Keras' call to each collective and encoder of a traced step.
 
 Keras calls `apply_gradients` of a wrapper. Of an optimizer under a strategy that compresses, it
 calls `reduce_in_optimizer`, and a training loop calls `reduce_gradients`. A merge call runs in the
@@ -22,6 +22,7 @@ from tf_gradcomp.adam.handover import HandOver
 
 LIBRARY = str(Path(gc.__file__).parent)
 OLDER = [("strategy/strategy.py", "run"), ("keras/common/hooks.py", "first")]
+ENCODERS = ("AdaCompEncode", "PowerSgdLeft")
 FIRST = ("apply_gradients", "reduce_in_optimizer", "reduce_gradients")
 found = {}
 create = tf.Graph._create_op_internal
@@ -41,7 +42,7 @@ def stacks():
 
 
 def noting(graph, op_type, *args, **kwargs):
-    if method and op_type.startswith("Collective"):
+    if method and op_type.startswith(("Collective", *ENCODERS)):
         frames = [frame for _, one in sorted(stacks(), reverse=True) for frame in one]
         frames = [frame for frame in frames if frame not in OLDER]
         names = [name for _, name in frames]

@@ -24,11 +24,11 @@ class Dying(compressors.ScaleCom, registered=False):
 
     name = "dying"
 
-    def exchange(self, inputs):
-        talk, answer = super().exchange(inputs), None
+    def reduce(self, inputs):
+        requests, answer = super().reduce(inputs), None
         while True:
             try:
-                request = talk.send(answer)
+                request = requests.send(answer)
             except StopIteration as end:
                 return end.value
             if isinstance(request, Broadcast) and RANK == 1:

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.compressors.protocols import conversation
+from tf_gradcomp.compressors import StepInputs
+from tf_gradcomp.compressors.base import start
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.communicator import communicate
+from tf_gradcomp.groups.communicator import RequestStream, communicate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.policy import GradientSpec
 
@@ -30,12 +30,12 @@ def reduced_by_step(compressor, shapes, plans):
 
     def exchange(gradients, number):
         communicator = current_group().communicator()
-        inputs = ExchangeInputs(
+        inputs = StepInputs(
             specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),
         )  # fmt: skip
-        results, _ = communicate([conversation(compressor, inputs)], [communicator])
-        return results[0].reduced
+        results, _ = communicate([RequestStream(start(compressor, inputs))], [communicator])
+        return results[0].gradients
 
     @tf.function(autograph=False)
     def step(gradients, number):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.aggregation import MIXING, request_unless_empty, zero_if_too_large
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plannable import (
     Cost,
     Plannable,
@@ -77,7 +77,7 @@ class ArcTopK(Plannable):
 
     name = "arc_top_k"
     helped_by_precondition = True
-    delays_unless = SENT_WHOLE
+    whole_setting = SENT_WHOLE
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class ArcTopK(Plannable):
             overrides,
             SHARE,
         )
+        self.overrides = self.density.overrides
         self.block = whole_number(1, _MOST_ENTRIES).checked("ArcTopK: block", block)
         divides = Valid(
             f"a whole number that divides block, {block}",
@@ -138,7 +139,7 @@ class ArcTopK(Plannable):
             for sent, size in zip(settings, sizes.numpy(), strict=True)
         ]
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums sketches, and then the blocks that they choose (paper, Algorithm 1)."""
         variables = self._variables(inputs)
         own_finite = tf.reduce_all(
@@ -172,16 +173,7 @@ class ArcTopK(Plannable):
             one.spread(part, blocks) for (one, blocks), part in zip(pairs, parts, strict=True)
         ]
         tensor_bytes = self._tensor_bytes(inputs.specs, self._in_force(inputs))
-        return Exchanged(reduced, tf.logical_and(gone, fits), tensor_bytes)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "density": self.density.by_kind,
-            "rank": self.rank,
-            "block": self.block,
-            "overrides": self.density.overrides,
-            **super().get_config(),
-        }
+        return Reduced(reduced, tf.logical_and(gone, fits), tensor_bytes)
 
     def _blocks_in(self, spec: GradientSpec) -> int:
         return -(-spec.elements // self.block)
@@ -202,7 +194,7 @@ class ArcTopK(Plannable):
         coded = 4 * self.block * tf.minimum(sent, counts) + SKETCHED.size * self.rank * counts
         return tf.where(sent > SENT_WHOLE, coded, 4 * elements)
 
-    def _variables(self, inputs: ExchangeInputs) -> list[_Variable]:
+    def _variables(self, inputs: StepInputs) -> list[_Variable]:
         own = self.settings(inputs.specs)
         sent: list[tf.Tensor | int] = list(own)
         if inputs.settings is not None:
@@ -213,7 +205,7 @@ class ArcTopK(Plannable):
         of_each = zip(inputs.specs, inputs.residuals, inputs.gradients, sent, strict=True)
         return [_Variable.of(*of_one, block=self.block, rank=self.rank) for of_one in of_each]
 
-    def _in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+    def _in_force(self, inputs: StepInputs) -> tf.Tensor:
         """Returns how many blocks are sent in this step: int64 [tensors].
 
         A step may bring other numbers of blocks, but the same variables are sent whole.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import zero_if_too_large
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.settings import SEED, SHARE, one_of, whole_number
 from tf_gradcomp.policy import VECTOR, GradientSpec
@@ -80,10 +80,10 @@ class CountSketch(Compressor):
         self.candidates = _FACTOR.checked("CountSketch: candidates", candidates)
         self.seed = SEED.checked("CountSketch: seed", seed)
 
-    def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
-        """Returns True for the variables in the sketch."""
-        sketched = self._plan(specs).sketched
-        return [number in sketched for number in range(len(specs))]
+    def delayed(self, inputs: StepInputs) -> tf.Tensor:
+        """True for the variables in the sketch: bool [tensors]."""
+        sketched = self._plan(inputs.specs).sketched
+        return tf.constant([i in sketched for i in range(len(inputs.specs))], tf.bool)
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
         """Returns the bytes of the flag, the sketch, the candidates and whole variables."""
@@ -91,7 +91,7 @@ class CountSketch(Compressor):
         whole = sum(specs[number].elements for number in plan.whole)
         return 4 * (1 + whole + self.rows * plan.columns + plan.candidates)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums the sketches, then the entries with the largest estimates."""
         specs = inputs.specs
         plan = self._plan(specs)
@@ -137,18 +137,7 @@ class CountSketch(Compressor):
             rests=by_tensor(tf.zeros_like(whole), rest),
         )
         tensor_bytes = tf.constant(self._tensor_bytes(specs, plan), tf.int64)
-        return Exchanged(reduced, tf.logical_and(finite, fits), tensor_bytes)
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
-        return {
-            "density": self.density,
-            "rows": self.rows,
-            "columns": self.columns,
-            "candidates": self.candidates,
-            "seed": self.seed,
-            **super().get_config(),
-        }
+        return Reduced(reduced, tf.logical_and(finite, fits), tensor_bytes)
 
     def _plan(self, specs: Sequence[GradientSpec]) -> _Plan:
         """Returns the tensors to sketch; none if a sketch would send more than all entries."""

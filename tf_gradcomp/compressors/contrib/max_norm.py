@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, request_unless_empty, zero_if_too_large
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
 from tf_gradcomp.compressors.settings import SEED, PerVariable, Valid, is_whole_number
@@ -85,17 +85,19 @@ class MaxNormQuantization(Plannable):
         self.bits: PerVariable[Bits] = PerVariable(
             "MaxNormQuantization: bits", bits, _DEFAULT_BITS, overrides, _BITS
         )
+        self.overrides = self.bits.overrides
         self.density = CHUNK_SHARE.or_none().checked("MaxNormQuantization: density", density)
-        self._seed = SEED.checked("MaxNormQuantization: seed", seed)
+        self.seed = SEED.checked("MaxNormQuantization: seed", seed)
         self._chunk_size = round(1 / (density or 1))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Bits of a code of each variable; 0 if it is sent whole."""
         return [(self._bits(spec) or (SENT_WHOLE,))[0] for spec in specs]
 
-    def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
-        """Returns True for variables whose entries are mostly not chosen."""
-        return [self._chunk_size > 1 and spec.elements > 1 for spec in specs]
+    def delayed(self, inputs: StepInputs) -> tf.Tensor:
+        """True for variables whose entries are mostly not chosen: bool [tensors]."""
+        several = [self._chunk_size > 1 and spec.elements > 1 for spec in inputs.specs]
+        return tf.constant(several, tf.bool)
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Numbers of bits; by default from half to twice the own number. A pair is not planned."""
@@ -135,14 +137,14 @@ class MaxNormQuantization(Plannable):
 
         return list(map(cost, settings))
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Agrees on the scales, and sums codes in units of these scales."""
         specs, replicas = inputs.specs, inputs.size
         own = self.settings(specs)
         settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, [self._chunk_size] * len(own))
         _, own_finite = ops.chunk_select(chunked, lead=False)
-        offsets = ops.chunk_draw(chunked, inputs.step, seed=self._seed)
+        offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
         taken = ops.chunk_take(chunked, offsets, own_finite)
         parts = tf.split(taken, [*map(self._entries, specs), 1])[:-1]
         coded = [number for number, bits in enumerate(own) if bits != SENT_WHOLE]
@@ -185,16 +187,7 @@ class MaxNormQuantization(Plannable):
         )
         counted = [self._bytes(*of_one, replicas) for of_one in zip(specs, settings, strict=True)]
         tensor_bytes = tf.convert_to_tensor(counted, tf.int64)
-        return Exchanged(reduced, tf.logical_and(finite, fits), tensor_bytes)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "bits": _as_lists(self.bits.by_kind),
-            "density": self.density,
-            "overrides": _as_lists(self.bits.overrides),
-            "seed": self._seed,
-            **super().get_config(),
-        }
+        return Reduced(reduced, tf.logical_and(finite, fits), tensor_bytes)
 
     def _bits(self, spec: GradientSpec) -> tuple[int, ...]:
         """Returns the bits of each unit of a variable, the coarse unit first; () for whole."""
@@ -216,7 +209,7 @@ class MaxNormQuantization(Plannable):
         return 4 + sum(8 * _words(entries, width) for width in widths)
 
     def _scales(
-        self, inputs: ExchangeInputs, values: Sequence[tf.Tensor], own_finite: tf.Tensor
+        self, inputs: StepInputs, values: Sequence[tf.Tensor], own_finite: tf.Tensor
     ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
         """Returns the largest magnitudes over all replicas, and whether all replicas are finite.
 
@@ -237,10 +230,10 @@ class MaxNormQuantization(Plannable):
         scales = tf.where(tf.logical_and(finite, scales >= _SMALLEST), scales, 0.0)
         return tf.unstack(scales, len(values)), finite
 
-    def _uniform(self, inputs: ExchangeInputs, number: int, shape: tf.TensorShape) -> tf.Tensor:
+    def _uniform(self, inputs: StepInputs, number: int, shape: tf.TensorShape) -> tf.Tensor:
         """Returns random numbers from 0 to 1, by seed, replica, step, tensor and entry alone."""
         replica = tf.bitwise.left_shift(tf.cast(inputs.rank, tf.int64), 32)
-        key = tf.bitwise.bitwise_xor(tf.constant(self._seed, tf.int64), replica)
+        key = tf.bitwise.bitwise_xor(tf.constant(self.seed, tf.int64), replica)
         counter = tf.stack([tf.constant(number * _MOST_BLOCKS, tf.int64), inputs.step])
         return tf.raw_ops.StatelessRandomUniformV2(
             shape=shape,
@@ -262,14 +255,6 @@ _BITS = Valid(
     f"number up to {MAX_FINER_BITS}",
     _are_bits,
 )
-
-
-def _as_lists(values: Mapping[str, Bits | None]) -> dict[str, int | list[int] | None]:
-    """Returns the values as JSON has them."""
-    return {
-        name: value if value is None or isinstance(value, int) else list(value)
-        for name, value in values.items()
-    }
 
 
 def _choose_units(

@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.settings import SEED, HasSettings, PerVariable
+from tf_gradcomp.compressors.settings import SEED, PerVariable
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01
 _SENT_WHOLE = 1  # a chunk of one entry
 
 
-class RandomK(HasSettings):
+class RandomK(Compressor):
     """Sums a random share of the entries, and keeps the others in the residual.
 
     Each variable is cut into chunks, of 1 / density entries, rounded; in each step, seed and step
@@ -48,7 +48,7 @@ class RandomK(HasSettings):
     """
 
     name = "random_k"
-    delays_unless = _SENT_WHOLE
+    whole_setting = _SENT_WHOLE
     has_gpu_kernels = True
 
     def __init__(
@@ -66,13 +66,14 @@ class RandomK(HasSettings):
             overrides,
             CHUNK_SHARE,
         )
+        self.overrides = self.density.overrides
         self.seed = SEED.checked("RandomK: seed", seed)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
         return [round(1 / (self.density.of(spec) or _SENT_WHOLE)) for spec in specs]
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums the entries that are drawn for this step."""
         settings = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, settings)
@@ -80,12 +81,4 @@ class RandomK(HasSettings):
         offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
         reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite)
         sizes = [spec.elements for spec in inputs.specs]
-        return Exchanged(reduced, finite, tensor_bytes(chunked, sizes))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "density": self.density.by_kind,
-            "seed": self.seed,
-            "overrides": self.density.overrides,
-            **super().get_config(),
-        }
+        return Reduced(reduced, finite, tensor_bytes(chunked, sizes))

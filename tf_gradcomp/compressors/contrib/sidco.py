@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import sum_gathered
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import Valid, is_share, one_of, whole_number
 from tf_gradcomp.ops.payload import SIDCO
@@ -72,11 +72,11 @@ class SIDCo(Compressor):
         by_density = 1 + max(0, math.ceil(math.log10(_FIRST_DENSITY / self.density)))
         self._stages = by_density if stages is None else stages
 
-    def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
-        """Returns True for each variable of several elements."""
-        return [spec.elements > 1 for spec in specs]
+    def delayed(self, inputs: StepInputs) -> tf.Tensor:
+        """True for each variable of several elements: bool [tensors]."""
+        return tf.constant([spec.elements > 1 for spec in inputs.specs], tf.bool)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[AllGather, tf.Tensor, Reduced]:
         """Gathers and sums the payloads of all replicas."""
         specs = inputs.specs
         sizes = [spec.elements for spec in specs]
@@ -88,12 +88,11 @@ class SIDCo(Compressor):
             "same_length": False,
         }
 
-        def encode(
-            residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], step: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        def encode() -> tuple[tf.Tensor, tf.Tensor]:
+            residuals = inputs.residuals
             totals = [
                 _read(residual, spec) + tf.cast(gradient, tf.float32)
-                for residual, gradient, spec in zip(residuals, gradients, specs, strict=True)
+                for residual, gradient, spec in zip(residuals, inputs.gradients, specs, strict=True)
             ]
             flat = [tf.reshape(total, [-1]) for total in totals]
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in flat])
@@ -115,7 +114,7 @@ class SIDCo(Compressor):
 
             body = tf.cond(finite, packed, lambda: tf.zeros([len(specs)], tf.int32))
             tensor_bytes = tf.where(finite, 4 + 8 * tf.cast(body[: len(specs)], tf.int64), 0)
-            return ops.payload_write(body, step, finite, **header), tensor_bytes
+            return ops.payload_write(body, inputs.step, finite, **header), tensor_bytes
 
         def decode(
             payloads: tf.Tensor, step: tf.Tensor, *, shapes: Sequence[Sequence[int]]
@@ -137,16 +136,9 @@ class SIDCo(Compressor):
             for residual, of_one, spec in zip(residuals, sent, specs, strict=True):
                 _assign(residual, _read(residual, spec) + tf.reshape(of_one, spec.shape), spec)
 
-        return (yield from sum_gathered(inputs, encode, decode, put_back, same_length=False))
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
-        return {
-            "density": self.density,
-            "distribution": self.distribution,
-            "stages": self.stages,
-            **super().get_config(),
-        }
+        payload, tensor_bytes = encode()
+        payloads = yield AllGather(payload)
+        return sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)
 
 
 def _read(residual: tf.Tensor, spec: GradientSpec) -> tf.Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Generator
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import sum_gathered
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllGather
 
 
@@ -40,14 +40,12 @@ class SignSGD(Compressor):
     name = "sign_sgd"
     has_gpu_kernels = True
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        fingerprint = self.fingerprint(inputs.specs)
-        return (
-            yield from sum_gathered(
-                inputs,
-                functools.partial(ops.sign_sgd_encode, fingerprint=fingerprint),
-                functools.partial(ops.sign_sgd_decode, fingerprint=fingerprint),
-                functools.partial(ops.sign_sgd_put_back, fingerprint=fingerprint),
-                same_length=True,
-            )
+    def reduce(self, inputs: StepInputs) -> Generator[AllGather, tf.Tensor, Reduced]:
+        layout = {"fingerprint": self.fingerprint(inputs.specs)}
+        payload, tensor_bytes = ops.sign_sgd_encode(
+            inputs.residuals, inputs.gradients, inputs.step, **layout
         )
+        payloads = yield AllGather(payload, same_length=True)
+        decode = functools.partial(ops.sign_sgd_decode, **layout)
+        put_back = functools.partial(ops.sign_sgd_put_back, **layout)
+        return sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.aggregation import digest_of_floats
-from tf_gradcomp.compressors.between_steps import BetweenSteps
+from tf_gradcomp.compressors.base import Hook
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -169,7 +169,7 @@ class AutoencoderState:
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderHook(BetweenSteps):
+class AutoencoderHook(Hook):
     """The hook that trains `LGC`'s autoencoder."""
 
     lgc: LGC

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import digest_of_floats
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
 from tf_gradcomp.compressors.lgc.phases import Phase, over_scale, scale_of, sum_in_order
 from tf_gradcomp.compressors.lgc.settings import (
@@ -35,7 +35,7 @@ class Coding(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_coding"
 
-    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+    def settings_in_force(self, inputs: StepInputs) -> tf.Tensor:
         """Returns the numbers of chosen entries, and digests of the weights and the last decoding.
 
         Replicas compare these settings, so they notice in the next step if they have decoded
@@ -45,7 +45,7 @@ class Coding(Phase, registered=False):
         digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
         return tf.concat([super().settings_in_force(inputs), tf.stack(digests)], 0)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Broadcasts the positions of the leader's entries, and sums or gathers their codes."""
         step = self._step(inputs)
         if not step.layout.coded_entries:
@@ -85,7 +85,7 @@ class Coding(Phase, registered=False):
         state[PHASE].assign(tf.where(told[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
         return told[1:]
 
-    def _norms_before(self, inputs: ExchangeInputs, now: tf.Tensor) -> tf.Tensor:
+    def _norms_before(self, inputs: StepInputs, now: tf.Tensor) -> tf.Tensor:
         """Returns the residuals' norms in the first step that has this replica as leader.
 
         A job that resumes may have lost these norms, and its residuals may still be filling up from
@@ -195,7 +195,7 @@ class Coding(Phase, registered=False):
         return tf.cast(halves[: self._lgc.architecture.latents(entries)], tf.float32)
 
 
-def _norms(inputs: ExchangeInputs) -> tf.Tensor:
+def _norms(inputs: StepInputs) -> tf.Tensor:
     """The Euclidean norms of a replica's residuals times the number of replicas: float32 [tensors].
 
     Gradients are divided by this number, so a job that resumes with another number can compare
@@ -208,6 +208,6 @@ def _norms(inputs: ExchangeInputs) -> tf.Tensor:
     return tf.stack([tf.norm(residual) for residual in residuals]) * inputs.size
 
 
-def _numbers(inputs: ExchangeInputs) -> list[int]:
+def _numbers(inputs: StepInputs) -> list[int]:
     """The places of this step's gradients among all gradients of the job."""
-    return list(range(len(inputs.specs)) if inputs.numbers is None else inputs.numbers)
+    return list(range(len(inputs.specs)) if inputs.indices is None else inputs.indices)

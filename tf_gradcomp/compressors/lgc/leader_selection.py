@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import leader, request_unless_empty, zero_if_too_large
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
@@ -98,7 +98,7 @@ class LeaderStep:
         own_finite: bool scalar: whether this replica's gradients and residuals are.
     """
 
-    def __init__(self, inputs: ExchangeInputs, layout: Layout, order: str) -> None:
+    def __init__(self, inputs: StepInputs, layout: Layout, order: str) -> None:
         self.inputs = inputs
         self.layout = layout
         self.leader = leader(inputs.step, inputs.size)
@@ -148,7 +148,7 @@ class LeaderStep:
         finite: tf.Tensor,
         coded_bytes: float,
         rests: tf.Tensor | None = None,
-    ) -> Exchanged:
+    ) -> Reduced:
         """Spreads the totals over dense tensors, and keeps unsent values.
 
         `rests` is the unsent part of this replica's coded entries; None if it sent them completely.
@@ -172,7 +172,7 @@ class LeaderStep:
         sizes = [spec.elements for spec in specs]
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
         dense = [reduced[place] for place in range(len(specs))]
-        return Exchanged(dense, tf.logical_and(taken, fits), counted)
+        return Reduced(dense, tf.logical_and(taken, fits), counted)
 
     def _selection(self, tensors: Sequence[int]) -> ops.LeaderSelection:
         return ops.LeaderSelection(

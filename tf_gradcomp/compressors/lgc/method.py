@@ -27,7 +27,7 @@ from tf_gradcomp.compressors.lgc.settings import (
     phase_of,
 )
 from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, one_of
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,
@@ -45,7 +45,7 @@ _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
 _SMALLEST = 1024  # elements of a tensor whose entries are chosen
 
 
-class LGC(Phased):
+class LGC(Staged):
     """Learned gradient compression: an autoencoder codes the largest entries of all replicas.
 
     In each step one replica leads: it finds its largest entries of residual plus gradient in each
@@ -109,7 +109,7 @@ class LGC(Phased):
     """
 
     name = "lgc"
-    settles_in = CODING
+    main_stage = CODING
     helped_by_precondition = True
 
     def __init__(
@@ -135,7 +135,7 @@ class LGC(Phased):
         self.latent_dtype = one_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
         self.guard = float(SHARE.checked("LGC: guard", guard))
         self.architecture = Architecture.of(autoencoder).checked_weights(self.innovations)
-        self.phases = (
+        self.stages = (
             Summing(self),
             Collecting(self),
             Switching(self),
@@ -178,11 +178,11 @@ class LGC(Phased):
         """The phase, the autoencoder's weights, and its training vectors."""
         return job_state_specs(self, specs)
 
-    def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
+    def hook(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
         """Returns the hook that trains the autoencoder."""
         return AutoencoderHook(self, specs)
 
-    def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+    def stage(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """Returns the phase of the job; see `settings.py`."""
         return tf.cast(phase_of(self, job_state), tf.int32)
 

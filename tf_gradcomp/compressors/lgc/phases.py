@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Network
 from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
 from tf_gradcomp.compressors.lgc.settings import (
@@ -31,7 +31,6 @@ from tf_gradcomp.compressors.lgc.settings import (
     reset_if_incompatible,
 )
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
-from tf_gradcomp.compressors.settings import HasSettings
 from tf_gradcomp.compressors.value_bits import gather_codes
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 from tf_gradcomp.policy import GradientSpec
@@ -43,10 +42,10 @@ _LARGEST = 1e6  # of a vector for the autoencoder; with its own scale, none is s
 _FALLBACK_BITS = 8
 
 
-class Phase(HasSettings, registered=False):
+class Phase(Compressor, registered=False):
     """A phase; it has the settings and the state of `LGC`."""
 
-    delays_unless = 0
+    whole_setting = 0
 
     def __init__(self, lgc: LGC) -> None:
         super().__init__()
@@ -58,17 +57,17 @@ class Phase(HasSettings, registered=False):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         return list(self._lgc.layout(specs).entries)
 
-    def _step(self, inputs: ExchangeInputs) -> LeaderStep:
+    def _step(self, inputs: StepInputs) -> LeaderStep:
         return LeaderStep(inputs, self._lgc.layout(inputs.specs), self._lgc.order)
 
-    def _header(self, inputs: ExchangeInputs) -> dict[str, Any]:
+    def _header(self, inputs: StepInputs) -> dict[str, Any]:
         return {
             "method": LGC_PAYLOAD,
             "settings": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),
         }
 
-    def _network(self, inputs: ExchangeInputs) -> Network:
+    def _network(self, inputs: StepInputs) -> Network:
         weights = inputs.job_state[WEIGHTS].read_value()
         return Network(self._lgc.architecture, weights, self._lgc.innovations)
 
@@ -84,7 +83,7 @@ class Summing(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_summing"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Broadcasts the positions of the leader's largest entries, and sums these entries."""
         reset_if_incompatible(self._lgc, inputs.job_state)
         step = self._step(inputs)
@@ -99,7 +98,7 @@ class Collecting(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_collecting"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Broadcasts the positions of the leader's largest entries, and gathers these entries."""
         step = self._step(inputs)
         entries = step.layout.coded_entries
@@ -148,7 +147,7 @@ class Switching(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_switching"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Exchanges like `Summing`, and broadcasts the weights."""
         step, state = self._step(inputs), inputs.job_state
         yield from step.follow()
@@ -166,7 +165,7 @@ class Rounding(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_rounding"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+    def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Broadcasts the positions of the leader's entries, and gathers these in a few bits."""
         step = self._step(inputs)
         layout = step.layout

@@ -70,7 +70,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         self._plans, self._seconds = 0, 0.0
         exchange = find_exchange(self.model)
         if exchange:
-            exchange.hooks.plans_by = f"LayerwisePlan(every={self._every!r})"
+            exchange.hooks.planner = f"LayerwisePlan(every={self._every!r})"
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the start of the period."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.contrib.count_sketch import CountSketch
 from tf_gradcomp.compressors.contrib.max_norm import MaxNormQuantization
-from tf_gradcomp.compressors.protocols import Delays
-from tf_gradcomp.compressors.settings import HasSettings
-from tf_gradcomp.compressors.stages import in_turn
+from tf_gradcomp.compressors.contrib.sidco import SIDCo
+from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.policy import GradientSpec
 
@@ -37,7 +37,7 @@ def check_keeps_zeros(
     matrices = [spec for spec in specs if len(spec.shape) > 1]
     if replicas == 1 or not matrices or not loses_zeros(optimizer):
         return
-    for stage in in_turn(compressor):
+    for stage in leaf_stages(compressor):
         method = getattr(stage, "method", stage)
         if not _leaves_zeros(method, matrices):
             continue
@@ -51,8 +51,8 @@ def check_keeps_zeros(
 def _leaves_zeros(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
     if isinstance(method, MaxNormQuantization) and any(method.settings(specs)):
         return True  # it rounds many entries to zero
-    if isinstance(method, Delays):
-        return any(method.delayed(specs))
-    if not isinstance(method, HasSettings) or method.delays_unless is None:
+    if isinstance(method, (CountSketch, SIDCo)):
+        return True
+    if method.whole_setting is None:
         return False
-    return any(setting != method.delays_unless for setting in method.settings(specs))
+    return any(setting != method.whole_setting for setting in method.settings(specs) or ())

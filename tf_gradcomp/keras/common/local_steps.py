@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.settings import is_whole_number
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler
@@ -180,7 +180,7 @@ def check_method(compressor: Compressor) -> None:
     Raises:
         ValueError: With the way out.
     """
-    if isinstance(compressor, Phased):
+    if isinstance(compressor, Staged):
         raise ValueError(
             f"CompressedOptimizer: local_steps was given, and {compressor.name!r} learns from the "
             "gradients of each step. Leave out local_steps, or use another method."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp import tf_private_files
-from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
@@ -56,7 +56,7 @@ def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0)
     replica = exchange.replica(local_replica)
     state, job_state = replica.state(), replica.job_state()
     kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]
-    for name in OF_GRADIENTS:
+    for name in GRADIENT_UNITS:
         kept += state.get(name, []) if name != RESIDUAL else []
     for variable in kept:
         variable.assign(tf.zeros_like(variable))

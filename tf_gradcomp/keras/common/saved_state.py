@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.keras.common.outer_kind import NAME as OUTER_CLASS
@@ -112,7 +112,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         taken -= {"moments_taken", "moments_since"}
     of_weights = OF_WEIGHTS in store and np.any(store[OF_WEIGHTS])
     if unknown_divisor or (of_weights and OF_WEIGHTS not in state):
-        taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
+        taken = {name for name in taken if _kind(name) not in GRADIENT_UNITS} - {"residual_waits"}
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
     # No message is needed for these.
     facts = {OF_WEIGHTS, STEPS, OUTER_CLASS}

@@ -7,17 +7,15 @@ Gathered payloads need no tag, because their header serves the same purpose.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import MIXING, digest
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
-
-Result = TypeVar("Result")
 
 # Whole numbers up to 2^bits are exact. Metadata of int64 sums are computed as float32.
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8, tf.int64: 24}
@@ -29,51 +27,72 @@ DIFFERENT = (
 )
 
 
-def with_metadata(
-    conversation: Generator[Request, Any, Result],
-    flags: tf.Tensor,
-    replicas: int,
-    new_tag: Callable[[tf.DType], tf.Tensor],
-) -> Generator[Request, Any, tuple[Result, tf.Tensor]]:
-    """Adds metadata to the first gather or sum of a conversation.
+class Metadata:
+    """The metadata of one replica in one step.
 
     Args:
-        conversation: Yields the requests of one replica.
         flags: bool [n], of this replica.
         replicas: The number of replicas.
-        new_tag: Makes the tag of this step from the dtype of a sum, as `tag` does.
+        new_tag: Returns the tag of this step for the dtype of a sum, as `tag` does.
 
-    Returns:
-        The result of the conversation; and bool [n], the flags that any replica has set.
-
-    Raises:
-        tf.errors.InvalidArgumentError: In the step, if the replicas do not all have the same tag.
+    Attributes:
+        flags: bool [n], of this replica; after the first gather or sum, the flags that any replica
+            has set.
     """
-    answer: Any = None
-    set_by_any: tf.Tensor | None = None
-    bits = flags.shape.num_elements()
-    while True:
-        try:
-            request = conversation.send(answer)
-        except StopIteration as end:
-            return end.value, flags if set_by_any is None else set_by_any
-        gathers_alone = isinstance(request, AllGather) and not bits
-        if set_by_any is not None or gathers_alone or isinstance(request, Broadcast):
-            answer = yield request
-        elif isinstance(request, AllGather):
-            words = flags_as_words(flags)
-            rows = yield AllGather(tf.concat([words, request.payload], 0), request.same_length)
-            count = words.shape.num_elements()
-            answer, set_by_any = rows[:, count:], flags_from_words(rows[:, :count], bits)
-        else:
-            tag = new_tag(request.values.dtype)
-            numbers = flags_as_numbers(flags, request.values.dtype, replicas)
-            added = tf.concat([tag, numbers], 0)
-            total = yield AllReduce(request.values, added)
-            tags, start = tag.shape.num_elements(), -added.shape.num_elements() or None
-            answer, added = total[:start], total[start:] if start else added
-            answer = checked(answer, added[:tags], tf.cast(tag, tf.float32) * replicas)
-            set_by_any = flags_from_numbers(added[tags:], bits, replicas)
+
+    def __init__(
+        self, flags: tf.Tensor, replicas: int, new_tag: Callable[[tf.DType], tf.Tensor]
+    ) -> None:
+        self.flags = flags
+        self._replicas, self._new_tag = replicas, new_tag
+        self._is_sent = False
+        self._read: Callable[[tf.Tensor], tf.Tensor] | None = None  # reads the next answer
+
+    def attach(self, request: Request) -> Request:
+        """Returns a request of the step; the first gather or sum gets the metadata."""
+        if isinstance(request, AllReduce) and request.metadata is not None:
+            raise ValueError("AllReduce.metadata must be None; the exchange adds it.")
+        has_flags = self.flags.shape.num_elements() > 0
+        if self._is_sent or isinstance(request, Broadcast):
+            return request
+        if isinstance(request, AllReduce):
+            self._is_sent = True
+            return self._attach_to_sum(request)
+        if not has_flags:  # the header of a payload has the step and the fingerprint
+            return request
+        self._is_sent = True
+        words = flags_as_words(self.flags)
+        self._read = functools.partial(self._read_rows, words.shape.num_elements())
+        return AllGather(tf.concat([words, request.payload], 0), request.same_length)
+
+    def detach(self, answer: tf.Tensor) -> tf.Tensor:
+        """Returns the answer to a request without metadata, after checking the tag.
+
+        Raises:
+            tf.errors.InvalidArgumentError: In the step, if the replicas do not all have the same
+                tag.
+        """
+        read, self._read = self._read, None
+        return read(answer) if read else answer
+
+    def _attach_to_sum(self, request: AllReduce) -> AllReduce:
+        dtype = request.values.dtype
+        tag, digits = self._new_tag(dtype), flags_as_numbers(self.flags, dtype, self._replicas)
+        added = tf.concat([tag, digits], 0)
+        self._read = functools.partial(self._read_sum, tag, added.shape.num_elements())
+        return AllReduce(request.values, added)
+
+    def _read_rows(self, length: int, rows: tf.Tensor) -> tf.Tensor:
+        self.flags = flags_from_words(rows[:, :length], self.flags.shape.num_elements())
+        return rows[:, length:]
+
+    def _read_sum(self, tag: tf.Tensor, length: int, total: tf.Tensor) -> tf.Tensor:
+        answer, added = (total[:-length], total[-length:]) if length else (total, total[:0])
+        tags = tag.shape.num_elements()
+        answer = checked(answer, added[:tags], tf.cast(tag, tf.float32) * self._replicas)
+        count = self.flags.shape.num_elements()
+        self.flags = flags_from_numbers(added[tags:], count, self._replicas)
+        return answer
 
 
 def flags_as_words(flags: tf.Tensor) -> tf.Tensor:

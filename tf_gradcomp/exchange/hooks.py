@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from tf_gradcomp.compressors.between_steps import BetweenSteps, Proposing, hooks_of
+from tf_gradcomp.compressors.base import Hook
+from tf_gradcomp.compressors.stages import all_stages
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
 from tf_gradcomp.groups.notices import out_of_scope
 
-Hook = TypeVar("Hook", bound=BetweenSteps)
+Kind = TypeVar("Kind", bound=Hook)
 
 
 class JobHooks:
@@ -21,24 +22,27 @@ class JobHooks:
     nothing.
 
     Attributes:
-        plans_by: The caller of `plan_settings`, with its settings. It must be equal on all workers.
+        planner: The caller of `plan_settings`, with its settings. It must be equal on all workers.
     """
 
     def __init__(self) -> None:
-        self.plans_by = "nobody"
-        self._hooks: list[BetweenSteps] = []
+        self.planner = "nobody"
+        self._hooks: list[Hook] = []
         self._setup: Setup
         self._saving: Saving
 
     def start(self, setup: Setup, saving: Saving) -> None:
         """Takes over the hooks of the method that the exchange was built with."""
-        hooks = hooks_of(setup.compressor, setup.specs, setup.group.size)
-        self._hooks = hooks if setup.group.size > 1 else []
+        self._hooks = _hooks_of(setup) if setup.group.size > 1 else []
         self._setup, self._saving = setup, saving
 
-    def get(self, kind: type[Hook]) -> Hook | None:
+    def get(self, kind: type[Kind]) -> Kind | None:
         """Returns the hook that is a `kind`; None if there is none."""
         return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
+
+    @property
+    def _proposing(self) -> Hook | None:
+        return next((hook for hook in self._hooks if hook.action), None)
 
     def notices(self) -> list[str]:
         """Returns the notices of all hooks for the user."""
@@ -48,16 +52,15 @@ class JobHooks:
         """Returns facts that must be equal on all workers when they begin to exchange or plan."""
         first = Replica.of_all(self._setup)
         facts: dict[str, Any] = {"exchanges so far": first.exchanges}
-        proposing = self.get(Proposing)
-        if proposing:
-            facts[proposing.caller_fact] = self.plans_by
+        if self._proposing:
+            facts[f"{self._proposing.action} by"] = self.planner
         for hook in self._hooks:
             facts |= hook.facts(first.job_state())
         return facts
 
     def plan_settings(self) -> Any:
         """Plans the method's settings again; see `GradientExchange.plan_settings`."""
-        hook = self.get(Proposing)
+        hook = self._proposing
         if hook is None:
             return None
         group = self._setup.group
@@ -65,11 +68,11 @@ class JobHooks:
         proposed = hook.no_change()
         if group.processes.is_first:
             first = Replica.of_all(self._setup)
-            of_first = [total.numpy() for total in first.state()[hook.state_name]]
+            state = [total.numpy() for total in first.state()[hook.state_name]]
             job_state = first.job_state()
             # Other workers wait for the proposal, so no worker can take part in creating a
             # variable.
-            proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
+            proposed = out_of_scope(lambda: hook.propose(state, job_state))
         proposed = group.processes.from_first(proposed)
         for number in range(group.local_size):
             replica = Replica.of_all(self._setup, number)
@@ -79,5 +82,22 @@ class JobHooks:
 
     def plan_in_force(self) -> Any:
         """Returns the plan for the next step; None if nothing is planned."""
-        hook = self.get(Proposing)
+        hook = self._proposing
         return hook.in_force(Replica.of_all(self._setup).job_state()) if hook else None
+
+
+def _hooks_of(setup: Setup) -> list[Hook]:
+    """Returns the hooks of a method, its warm-up and its stages, at most one of each class."""
+    hooks: list[Hook] = []
+    for stage in all_stages(setup.compressor):
+        hook = stage.hook(setup.specs, setup.group.size)
+        if hook is None:
+            continue
+        if type(hook) in map(type, hooks):
+            raise ValueError(
+                f"{setup.compressor!r}: only one of its stages can be {type(stage).__name__}, "
+                "because its state belongs to the whole job; use another method in the other "
+                "stages."
+            )
+        hooks.append(hook)
+    return hooks

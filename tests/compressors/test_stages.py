@@ -11,15 +11,13 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import (
     AdaComp,
     Cast,
-    ExchangeInputs,
     JobStateSpec,
     NoCompression,
+    StepInputs,
     get,
 )
-from tf_gradcomp.compressors.protocols import conversation
-from tf_gradcomp.compressors.stages import Phased
+from tf_gradcomp.compressors.stages import Staged, run_stage
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
@@ -36,28 +34,29 @@ class Counting(NoCompression, registered=False):
     def job_state(self, specs):
         return {"turns": JobStateSpec((), "int64"), "seen": JobStateSpec((2,), shared=False)}
 
-    def exchange(self, inputs):
-        exchanged = yield from super().exchange(inputs)
-        inputs.job_state["turns"].assign_add(tf.cast(exchanged.finite, tf.int64))
+    def reduce(self, inputs):
+        reduced = yield from super().reduce(inputs)
+        inputs.job_state["turns"].assign_add(tf.cast(reduced.finite, tf.int64))
         inputs.job_state["seen"].assign_add([1.0, tf.cast(inputs.rank, tf.float32)])
-        return exchanged
+        return reduced
 
 
-class DenseThenCast(Phased, registered=False):
+class DenseThenCast(Staged, registered=False):
     """Two dense steps that count, whenever they are; then sums in 16 bits, without an end."""
 
     name = "dense_then_cast"
 
     def __init__(self, then=None):
         super().__init__()
-        self.phases = (Counting(), then or Cast())
+        self.then = then
+        self.stages = (Counting(), then or Cast())
 
-    def phase(self, step, job_state):
+    def stage(self, step, job_state):
         return tf.cast(job_state["turns"].read_value() >= 2, tf.int32)
 
 
 class Exchanging:
-    """Two replicas that exchange one vector by a method with phases."""
+    """Two replicas that exchange one vector by a method with stages."""
 
     def __init__(self, compressor=None, strategy=None):
         self.strategy = strategy or collective()
@@ -65,7 +64,7 @@ class Exchanging:
         with self.strategy.scope():
             variable = tf.Variable(tf.zeros(3), name="kernel")
             candidate = Candidate(compressor or DenseThenCast())
-            self.exchange = GradientExchange(Method("phases", [candidate], choose))
+            self.exchange = GradientExchange(Method("stages", [candidate], choose))
             self.exchange.build([variable])
 
         def reduce(gradients):
@@ -100,13 +99,13 @@ class Exchanging:
         return [float(total[0]) for total in totals]
 
 
-def test_phases_change_at_the_same_step_by_the_state_of_the_job():
+def test_stages_change_at_the_same_step_by_the_state_of_the_job():
     exchanging = Exchanging()
     assert exchanging.steps([FINE] * 4) == [2 * FINE, 2 * FINE, 2, 2]
     assert exchanging.exchange.job_state["turns"].numpy() == 2
 
 
-def test_a_step_that_is_skipped_does_not_change_the_phase():
+def test_a_step_that_is_skipped_does_not_change_the_stage():
     exchanging = Exchanging()
     totals = exchanging.steps([FINE, np.nan, FINE, FINE])
     assert [totals[i] for i in (0, 2, 3)] == [2 * FINE, 2 * FINE, 2]
@@ -137,7 +136,7 @@ def test_learners_in_lockstep_take_the_same_turns():
     sums = []
     for step in range(3):
         inputs = [
-            ExchangeInputs(
+            StepInputs(
                 specs,
                 [tf.fill([3], FINE)],
                 handles(of_one),
@@ -149,12 +148,12 @@ def test_learners_in_lockstep_take_the_same_turns():
             )
             for rank, (of_one, job) in enumerate(zip(state, jobs, strict=True))
         ]
-        ends = by_stage(
+        ends = run_stage(
             compressor,
             inputs[0],
-            lambda method, inputs=inputs: in_lockstep([conversation(method, i) for i in inputs]),
+            lambda method, inputs=inputs: in_lockstep(method, inputs),
         )
-        sums.append(float(ends[0].result.reduced[0][0]))
+        sums.append(float(ends[0].result.gradients[0][0]))
     np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=rounding(1, terms=3))
 
 
@@ -171,17 +170,18 @@ def test_strategies_without_collectives_refuse_turns():
         Exchanging(strategy=mirrored(2))
 
 
-class InTurn(Phased, registered=False):
+class InTurn(Staged, registered=False):
     """Uses each of some methods for two steps, and then stays with the last method."""
 
     name = "in_turn"
 
     def __init__(self, *methods):
         super().__init__()
-        self.phases = tuple(map(get, methods))
+        self.methods = methods
+        self.stages = tuple(map(get, methods))
 
-    def phase(self, step, job_state):
-        return tf.cast(tf.minimum(step // 2, len(self.phases) - 1), tf.int32)
+    def stage(self, step, job_state):
+        return tf.cast(tf.minimum(step // 2, len(self.stages) - 1), tf.int32)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_phase_without_a_residual_sends_what_is_left_of_the_one_before(compres
         "scalecom(rates=4, beta=0.5, warmup_steps=2, warmup='adacomp')",
         InTurn("scalecom(beta=0.5)", "top_k"),
     ],
-    ids=["warm-up", "phases"],
+    ids=["warm-up", "stages"],
 )
 def test_stages_with_residuals_of_different_scales_are_refused(compressor):
     with pytest.raises(ValueError, match="keeps a residual of another scale"):
@@ -224,7 +224,7 @@ def test_a_phase_that_is_not_there_is_an_error():
     class Beyond(InTurn, registered=False):
         name = "beyond"
 
-        def phase(self, step, job_state):
+        def stage(self, step, job_state):
             return tf.constant(2)
 
     with pytest.raises(tf.errors.InvalidArgumentError):
@@ -236,7 +236,7 @@ def test_whole_numbers_that_are_not_shared_are_refused():
         JobStateSpec(dtype="int64", shared=False)
 
 
-def test_a_choice_can_be_made_among_methods_with_phases_and_state():
+def test_a_choice_can_be_made_among_methods_with_stages_and_state():
     with collective().scope():
         specs = [GradientSpec("kernel", (300,), "float32", "vector")]
         candidates = [Candidate(DenseThenCast()), Candidate(Counting())]
