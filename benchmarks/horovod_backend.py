@@ -90,7 +90,7 @@ class Exchanges:
 
     def _exchange(self, compressor: str) -> GradientExchange:
         candidates = [Candidate(gc.compressors.get(compressor))]
-        method = Method(compressor, candidates, lambda _group, of, _specs: of[0])
+        method = Method(compressor, candidates)
         exchange = GradientExchange(method, self._policy, gc.HorovodGroup)
         exchange.build(self._variables)
         return exchange

@@ -15,7 +15,7 @@ from tests.replicas import copies, method_names
 from tests.test_exchange import Exchanging
 from tf_gradcomp.exchange import state
 from tf_gradcomp.exchange.setup import Candidate, Setup
-from tf_gradcomp.exchange.state import OnHost, Variables
+from tf_gradcomp.exchange.state import Variables, state_on_op_device
 
 pytestmark = pytest.mark.oldest
 SHAPE = (3, 4)
@@ -42,7 +42,7 @@ def elsewhere(value, shape=SHAPE):
 
 def exchange(*variables):
     """Adds 1, 2, ... to the variables on the host in place, as the ops do."""
-    with OnHost({"residual": variables}) as handles:
+    with state_on_op_device({"residual": variables}) as handles:
         for number, handle in enumerate(handles["residual"], 1):
             # A symbolic handle has a device only where it was given one.
             assert not handle.device or "CPU:0" in handle.device

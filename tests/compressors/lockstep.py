@@ -84,9 +84,10 @@ class Noted(RequestStream):
         self._name, self._specs = compressor.name, inputs.specs
         none = tf.zeros([0], tf.bool)
         metadata = Metadata(none, inputs.size, lambda dtype: tf.zeros([0], dtype))
-        super().__init__(noting(start(compressor, inputs), self.vectors), metadata)
+        requests = noting(start(compressor, inputs), self.vectors)
+        super().__init__(requests, metadata, self._checked)
 
-    def end(self, result):
+    def _checked(self, result):
         check_reduced(self._name, result, self._specs)
         return result
 

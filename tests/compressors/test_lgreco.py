@@ -32,7 +32,7 @@ from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.lgreco import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.communicator import communicate
@@ -280,7 +280,7 @@ def test_replicas_with_other_plans_notice(method, values):
                 job_state=job_state,
             )
             steps.append(ReplicaStep.new(inputs))
-        reductions = [Reduction(step, lgreco) for step in steps]
+        reductions = [step.reduce_by(lgreco) for step in steps]
         return communicate(reductions, lockstep_communicators(2))[0]
 
     assert bool(step([two, two])[0].reduced.finite)

@@ -12,7 +12,7 @@ from tests.compressors.test_conformance import every_class, random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
 from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
-from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_state, state_specs
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
@@ -73,7 +73,7 @@ class WarmingUp:
         ]
         self._step += 1
         warmup = self._compressor.warmup
-        reductions = [Reduction(step, warmup) for step in steps]
+        reductions = [step.reduce_by(warmup) for step in steps]
         results, _ = communicate(reductions, lockstep_communicators(2))
         reduced = results[0].reduced
         return reduced.gradients[0].numpy(), bool(reduced.finite)

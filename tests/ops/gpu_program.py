@@ -29,7 +29,7 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 from tf_gradcomp.compressors.stages import run_stage
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
@@ -370,7 +370,7 @@ def compare_turns(wrap, compressor):
                 ]
 
                 def exchange(method):
-                    reductions = [Reduction(replica, method) for replica in replicas]
+                    reductions = [replica.reduce_by(method) for replica in replicas]
                     return communicate(reductions, lockstep_communicators(2))[0][0].reduced
 
                 return run_stage(compressor, replicas[0].inputs, exchange)

@@ -12,7 +12,7 @@ from tf_gradcomp.advice.collectives import call_seconds, timed
 from tf_gradcomp.advice.cost_model import Kind, SentRequest, Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
-from tf_gradcomp.exchange.replica import Reduction, ReplicaStep
+from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
@@ -136,7 +136,7 @@ class CodecSpeed:
             step = self._next()
         inputs = step.inputs
         watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
-        (result,), _ = communicate([Reduction(step, self._compressor)], [watch])
+        (result,), _ = communicate([step.reduce_by(self._compressor)], [watch])
         self._kinds = watch.kinds
         return _Step(result.reduced.gradients, watch.last_request - start, watch.sent)
 

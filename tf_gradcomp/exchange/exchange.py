@@ -29,7 +29,7 @@ from tf_gradcomp.exchange.restored import (
     warn_of_lost_residuals,
 )
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.setup import Forms, Method, Setup, facts_to_agree, tell_users
+from tf_gradcomp.exchange.setup import Method, Setup, facts_to_agree, tell_users
 from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
 from tf_gradcomp.groups.agreement import GradientAgreement
@@ -115,7 +115,7 @@ class GradientExchange(tf.Module):
             )
             chosen = self._method.candidates[0]
             exchanged = with_gradients_to_exchange(specs)
-            if group.size > 1 and exchanged:
+            if group.size > 1 and exchanged and self._method.choose:
                 chosen = self._method.choose(group, self._method.candidates, exchanged)
             setup = Setup.new(group, self._method, chosen, specs, self.policy)
             new = setup.variables
@@ -131,7 +131,9 @@ class GradientExchange(tf.Module):
             self.skipped_steps = new.skipped_steps
         self.hooks.start(setup, self.saving)
         self.numbers = VariableNumbers(variables, specs, exchanged=group.size > 1)
-        self._forms = Forms(setup)
+        # The indices of variables whose gradients came as slices, and of the other variables.
+        self._sparse: set[int] = set()
+        self._dense: set[int] = set()
         self._agreement = GradientAgreement(group.processes.agree)
         self.specs = specs
         self.setup, self.built = setup, True
@@ -232,7 +234,7 @@ class GradientExchange(tf.Module):
         inner: InnerState | None,
     ) -> tf.Tensor:
         """Converts state of a job with other settings; the step must wait for the result."""
-        dense = self._forms.check(numbers, gradients)
+        dense = self._dense_gradients(numbers, gradients)
         replicas = [Replica(self.setup, numbers, one.local_replica) for one in communicators]
         # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
         alone = self.group.all_replicas.local_size == 1
@@ -243,6 +245,25 @@ class GradientExchange(tf.Module):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)
         return converted
 
+    def _dense_gradients(self, indices: Sequence[int], gradients: Gradients) -> list[int]:
+        """Returns the positions of the gradients that the compressor exchanges.
+
+        The others are summed as slices. With second moments, a variable stays in one of the forms.
+        """
+        setup, pairs = self.setup, zip(indices, gradients, strict=True)
+        sparse = {index for index, gradient in pairs if setup.stays_sparse(index, gradient)}
+        if setup.preconditioner:
+            self._sparse |= sparse
+            self._dense |= set(indices) - sparse
+            both = [setup.specs[index].path for index in self._sparse & self._dense]
+            if both:
+                raise ValueError(
+                    f"The gradients of {', '.join(both)} came dense in one step and as slices in "
+                    "another, and Adam's second moment can be kept for only one of these forms; "
+                    "use precondition=None."
+                )
+        return [position for position, index in enumerate(indices) if index not in sparse]
+
     def divided_gradients(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
         """Returns the gradients that are divided before they are exchanged.
 
@@ -252,7 +273,9 @@ class GradientExchange(tf.Module):
         delayed = self.replica().local(self.setup.variables.delayed).read_value()
         of_each = tf.unstack(delayed)
         numbers = enumerate(self.numbers.of(variables))
-        return {i: of_each[number] for i, number in numbers if self._forms.is_divided(number)}
+        if not self.setup.preconditioner:
+            return {}
+        return {i: of_each[number] for i, number in numbers if number in self._dense}
 
     def flush(
         self,

@@ -22,6 +22,7 @@ from tf_gradcomp.exchange.gradients import Gradients, add_residuals, all_finite,
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups import metadata
 from tf_gradcomp.groups.communicator import Communicator, RequestStream, Sent
+from tf_gradcomp.policy import GradientSpec
 
 
 class Replica:
@@ -186,24 +187,22 @@ def count_exchange(
     replica.local(setup.variables.step).assign_add(1)
 
 
-class Flags(NamedTuple):
-    """Bits of one replica; after the exchange, the logical or of all replicas' bits."""
-
-    # For each gradient that came as slices, the rows that were touched, as bool [rows]; None for
-    # the other gradients.
-    touched: list[tf.Tensor | None]
-    # bool [tensors], which gradients without second moments so far are not all zeros; None without
-    # a preconditioner. The payload cannot tell: a gradient may be delayed for many steps before any
-    # entry is sent.
-    begins: tf.Tensor | None = None
-
-
 class ReplicaResult(NamedTuple):
-    """What one replica gets of a step by a method."""
+    """What one replica gets of a step by a method.
+
+    Attributes:
+        reduced: The result of the method.
+        touched: For each gradient that came as slices, the rows that any replica touched, bool
+            [rows]; None for the other gradients.
+        begins: bool [tensors], which unseen gradients have arrived on any replica; None if they are
+            not tracked.
+        delayed: bool [tensors], which gradients the method mostly delays.
+    """
 
     reduced: Reduced
-    flags: Flags  # of all replicas
-    delayed: tf.Tensor  # bool [tensors], which gradients the method mostly delays
+    touched: list[tf.Tensor | None]
+    begins: tf.Tensor | None
+    delayed: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +210,12 @@ class ReplicaStep:
     """Input of a step of the compressor for one replica."""
 
     inputs: StepInputs  # the inputs of the compressor; all gradients are dense
-    flags: Flags  # the bits of this replica
+    # For each gradient that came as slices, the rows that this replica touched, bool [rows]; None
+    # for the other gradients.
+    touched: list[tf.Tensor | None]
+    # bool [tensors], which unseen gradients are not all zeros; None without a preconditioner. The
+    # payload cannot tell: a gradient may be delayed for many steps before any entry is sent.
+    begins: tf.Tensor | None = None
     # bool scalar, equal on all replicas: whether any residual may be nonzero.
     residuals_wait: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
@@ -243,8 +247,8 @@ class ReplicaStep:
         dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
         inputs = dataclasses.replace(inputs, gradients=dense)
         begins = None if unseen is None else _begin(dense, unseen)
-        flags = Flags(touched, begins)
-        return cls(inputs, flags, tf.convert_to_tensor(residuals_wait), residual_scale)
+        waits = tf.convert_to_tensor(residuals_wait)
+        return cls(inputs, touched, begins, waits, residual_scale)
 
     def with_residuals(self) -> ReplicaStep:
         """Returns this step with the residuals added to the gradients, if all sums are finite."""
@@ -264,52 +268,53 @@ class ReplicaStep:
     @property
     def bits(self) -> list[tf.Tensor]:
         """The vectors of bits whose logical or over the replicas every replica must know."""
-        every = [*tf.nest.flatten(self.flags), self.overflows]
+        every = [*self.touched, self.begins, self.overflows]
         return [bits for bits in every if bits is not None]
 
+    def reduce_by(self, compressor: Compressor) -> RequestStream:
+        """Returns this replica's side of a step by a method, whose stages are ignored.
 
-class Reduction(RequestStream):
-    """One replica's side of a step by a method, whose warm-up and stages are ignored.
-
-    Args:
-        step: The replica's input.
-        compressor: The method.
-    """
-
-    def __init__(self, step: ReplicaStep, compressor: Compressor) -> None:
-        keeps_residual = any(RESIDUAL in compressor.state(spec) for spec in step.inputs.specs)
-        if not keeps_residual and step.inputs.state.get(RESIDUAL):
+        The stream ends with a `ReplicaResult`.
+        """
+        step, inputs = self, self.inputs
+        if inputs.state.get(RESIDUAL) and not keeps_residual(compressor, inputs.specs):
             # Another method, in a warm-up, a stage or an earlier job, left this residual.
-            step = step.with_residuals()
-        self._step, self._compressor = step, compressor
+            step = self.with_residuals()
         bits = tf.concat([tf.zeros([0], tf.bool), *step.bits], 0)
-        super().__init__(
-            start(compressor, step.inputs),
-            metadata.Metadata(bits, step.inputs.size, self._new_tag),
-        )
+        new_tag = functools.partial(step.new_tag, compressor)
+        travelling = metadata.Metadata(bits, inputs.size, new_tag)
+        end = functools.partial(step.end, compressor, travelling)
+        return RequestStream(start(compressor, step.inputs), travelling, end)
 
-    def end(self, result: Any) -> ReplicaResult:
-        """Clears residuals that are sent or that no sum can hold."""
-        step, inputs = self._step, self._step.inputs
-        check_reduced(self._compressor.name, result, inputs.specs)
-        bits = self.metadata.flags if self.metadata else tf.zeros([0], tf.bool)
-        lengths = [part.shape.num_elements() for part in step.bits]
-        parts = iter(tf.split(bits, lengths) if lengths else [])
-        flags = tf.nest.map_structure(lambda bit: None if bit is None else next(parts), step.flags)
-        if step.overflows is None:
-            _clear_where_too_large(inputs, result.gradients)
+    def end(
+        self, compressor: Compressor, travelling: metadata.Metadata, reduced: Reduced
+    ) -> ReplicaResult:
+        """Clears residuals that are sent or that no sum can hold; returns the result."""
+        inputs = self.inputs
+        check_reduced(compressor.name, reduced, inputs.specs)
+        lengths = [part.shape.num_elements() for part in self.bits]
+        parts = iter(tf.split(travelling.flags, lengths) if lengths else [])
+        touched = [None if rows is None else next(parts) for rows in self.touched]
+        begins = None if self.begins is None else next(parts)
+        if self.overflows is None:
+            _clear_where_too_large(inputs, reduced.gradients)
         else:
             # Also if the sum is too large, because it would be too large in all later steps.
             gone = tf.logical_and(inputs.finite, tf.logical_not(next(parts)[0]))
             clear = functools.partial(_clear, inputs.residuals, inputs)
-            tf.cond(tf.logical_and(step.residuals_wait, gone), clear, lambda: None)
-        return ReplicaResult(result, flags, self._compressor.delayed(inputs))
+            tf.cond(tf.logical_and(self.residuals_wait, gone), clear, lambda: None)
+        return ReplicaResult(reduced, touched, begins, compressor.delayed(inputs))
 
-    def _new_tag(self, dtype: tf.DType) -> tf.Tensor:
-        inputs = self._step.inputs
-        settings = self._compressor.settings_in_force(inputs)
-        fingerprint = self._compressor.fingerprint(inputs.specs)
-        return metadata.tag(fingerprint, inputs.step, dtype, inputs.size, settings)
+    def new_tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
+        """Returns the tag of this step for a sum in a dtype."""
+        settings = compressor.settings_in_force(self.inputs)
+        fingerprint = compressor.fingerprint(self.inputs.specs)
+        return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
+
+
+def keeps_residual(compressor: Compressor, specs: Sequence[GradientSpec]) -> bool:
+    """True if a method keeps a residual of any of the gradients."""
+    return any(RESIDUAL in compressor.state(spec) for spec in specs)
 
 
 def _clear_where_too_large(inputs: StepInputs, gradients: Sequence[tf.Tensor]) -> None:

@@ -18,7 +18,6 @@ from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.exchange import sparse
-from tf_gradcomp.exchange.gradients import Gradients
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.groups.group import Group
@@ -91,8 +90,8 @@ class Method(NamedTuple):
     # One or several candidates. `choose` takes one when the exchange is built.
     candidates: Sequence[Candidate]
     # Takes the group of replicas, the candidates and the specs of the gradients, and returns a
-    # candidate. All workers make the same choice.
-    choose: Callable[[Group, Sequence[Candidate], Sequence[GradientSpec]], Candidate]
+    # candidate, the same on all workers. None: the first candidate.
+    choose: Callable[[Group, Sequence[Candidate], Sequence[GradientSpec]], Candidate] | None = None
     # The preconditioner that the inner optimizer allows, if any. The exchange keeps its state even
     # if no candidate uses it, because a checkpoint may be preconditioned.
     moments: Preconditioner | None = None
@@ -212,32 +211,3 @@ def tell_users(parts: Setup, notices: Iterable[str]) -> None:
         tell_user(f"{_COPIED}: {problem}.")
     for notice in notices:
         tell_user(notice)
-
-
-class Forms:
-    """Remembers which gradients the compressor exchanges, and which are summed as slices."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._sparse: set[int] = set()
-        self._dense: set[int] = set()
-
-    def is_divided(self, number: int) -> bool:
-        """Returns whether a variable's gradients are divided before they are exchanged."""
-        return self._setup.preconditioner is not None and number in self._dense
-
-    def check(self, numbers: Sequence[int], gradients: Gradients) -> list[int]:
-        """Returns the places of gradients that the compressor exchanges."""
-        setup, pairs = self._setup, zip(numbers, gradients, strict=True)
-        sparse = {number for number, one in pairs if setup.stays_sparse(number, one)}
-        if setup.preconditioner:
-            all_sparse, all_dense = self._sparse | sparse, self._dense | set(numbers) - sparse
-            both = [setup.specs[number].path for number in all_sparse & all_dense]
-            if both:
-                raise ValueError(
-                    f"The gradients of {', '.join(both)} came dense in one step and as slices in "
-                    "another, and Adam's second moment can be kept for only one of these forms; "
-                    "use precondition=None."
-                )
-            self._sparse, self._dense = all_sparse, all_dense
-        return [place for place, number in enumerate(numbers) if number not in sparse]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,36 +80,30 @@ class TrafficCounter:
         totals.assign_add(tf.one_hot(0, totals.shape[0], dtype=tf.int64))
 
 
-class OnHost:
-    """Places state where the ops can update it.
+@contextlib.contextmanager
+def state_on_op_device(
+    state: Mapping[str, Sequence[tf.Variable]], on_gpu: Collection[str] = ()
+) -> Iterator[dict[str, list[tf.Tensor]]]:
+    """Yields resource handles of state where the ops can update it, by name.
 
-    A variable on an accelerator is copied to the host for the exchange, and back. A variable in
-    `on_gpu` stays on a GPU whose kernels are used.
+    A variable on an accelerator is copied to the host for the exchange, and back at the end. A
+    variable in `on_gpu` stays on a GPU whose kernels are used.
     """
+    copies: list[tuple[tf.Variable, tf.Tensor]] = []
 
-    def __init__(
-        self, state: Mapping[str, Sequence[tf.Variable]], on_gpu: Collection[str] = ()
-    ) -> None:
-        self._state = state
-        self._on_gpu = on_gpu
-        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def __enter__(self) -> dict[str, list[tf.Tensor]]:
-        return {
-            name: [self._handle(variable, name in self._on_gpu) for variable in of_all]
-            for name, of_all in self._state.items()
-        }
-
-    def __exit__(self, *_: Any) -> None:
-        for variable, handle in self._copies:
-            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
-
-    def _handle(self, variable: tf.Variable, has_kernels: bool) -> tf.Tensor:
+    def handle_of(variable: tf.Variable, has_kernels: bool) -> tf.Tensor:
         if _on_host(variable) or (has_kernels and not library.problem(variable.device)):
             return variable.handle
         handle = _host_copy(variable)
-        self._copies.append((variable, handle))
+        copies.append((variable, handle))
         return handle
+
+    yield {
+        name: [handle_of(variable, name in on_gpu) for variable in variables]
+        for name, variables in state.items()
+    }
+    for variable, handle in copies:
+        variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
 
 
 def _on_host(variable: tf.Variable) -> bool:

@@ -13,9 +13,9 @@ from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.stages import has_stages, run_stage
 from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
-from tf_gradcomp.exchange.replica import Flags, Reduction, Replica, ReplicaStep
+from tf_gradcomp.exchange.replica import Replica, ReplicaStep
 from tf_gradcomp.exchange.setup import Setup
-from tf_gradcomp.exchange.state import OnHost
+from tf_gradcomp.exchange.state import state_on_op_device
 from tf_gradcomp.groups import metadata
 from tf_gradcomp.groups.communicator import Communicator, RequestStream, Sent, communicate
 
@@ -75,19 +75,19 @@ def take_step(
                     setup.compressor,
                     steps[0].inputs,
                     lambda method: communicate(
-                        [Reduction(step, method) for step in steps], communicators
+                        [step.reduce_by(method) for step in steps], communicators
                     ),
                 )
             else:
-                reductions = [Reduction(step, setup.compressor) for step in steps]
-                results, more = communicate(reductions, communicators)
-        reduced, flags, delayed = zip(*results, strict=True)
-        finite = _restore(dense, gradients[0], reduced[0], flags[0].touched, sums)
+                streams = [step.reduce_by(setup.compressor) for step in steps]
+                results, more = communicate(streams, communicators)
+        finite = _restore(dense, gradients[0], results[0].reduced, results[0].touched, sums)
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
-        for i, replica in enumerate(replicas):
-            replica.set_fact(setup.variables.delayed, delayed[i], dense)
-            replica.count(dense, more[i], reduced[i].tensor_bytes)
-        _note_beginnings(replicas, dense, flags, finite, updates)
+        for replica, result, own_sent in zip(replicas, results, more, strict=True):
+            replica.set_fact(setup.variables.delayed, result.delayed, dense)
+            replica.count(dense, own_sent, result.reduced.tensor_bytes)
+            if setup.preconditioner and updates is not None:
+                _note_beginnings(replica, dense, result.begins, finite, updates)
 
     for replica, rest in zip(replicas, left, strict=True):
         replica.count_exchange(finite)
@@ -176,7 +176,7 @@ def _replica_steps(
     setup = replicas[0].setup
     steps = []
     for replica, own in zip(replicas, gradients, strict=True):
-        handles = on_host.enter_context(OnHost(replica.state(places), setup.on_gpu))
+        handles = on_host.enter_context(state_on_op_device(replica.state(places), setup.on_gpu))
         given = [own[place] for place in places]
         steps.append(_replica_step(replica, places, given, handles, finite, updates))
         if setup.variables.ahead:
@@ -243,17 +243,13 @@ def _restore(
 
 
 def _note_beginnings(
-    replicas: Sequence[Replica],
+    replica: Replica,
     places: Sequence[int],
-    flags: Sequence[Flags],
+    begins: tf.Tensor,
     finite: tf.Tensor,
-    updates: tf.Tensor | None,
+    updates: tf.Tensor,
 ) -> None:
     """Records after a step which gradients have no second moments yet."""
-    setup = replicas[0].setup
-    if not setup.preconditioner or updates is None:
-        return
-    fact = setup.variables.facts.moments_since
-    for replica, of_any in zip(replicas, flags, strict=True):
-        since = replica.fact(fact, places)
-        replica.set_fact(fact, since_after(updates, since, of_any.begins, finite), places)
+    fact = replica.setup.variables.facts.moments_since
+    since = replica.fact(fact, places)
+    replica.set_fact(fact, since_after(updates, since, begins, finite), places)

@@ -229,6 +229,10 @@ class ReplicaContextCommunicator(Communicator):
         return self.all_reduce(tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload)))
 
 
+def _unchanged(result: Any) -> Any:
+    return result
+
+
 @dataclasses.dataclass
 class RequestStream:
     """The requests of one replica in a step.
@@ -236,14 +240,12 @@ class RequestStream:
     Attributes:
         requests: A generator, which yields requests, receives their answers, and returns a result.
         metadata: What travels with the first gather or sum, if anything.
+        end: Takes the generator's result, and returns what the replica gets.
     """
 
     requests: Generator[Request, Any, Any]
     metadata: Metadata | None = None
-
-    def end(self, result: Any) -> Any:
-        """Returns what the replica gets of the generator's result."""
-        return result
+    end: Callable[[Any], Any] = _unchanged
 
 
 def communicate(

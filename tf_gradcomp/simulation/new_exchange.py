@@ -23,7 +23,7 @@ def new_exchange(
     if learners > 1:
         preconditioner = preconditioner_for(model.optimizer, method, precondition)
     chosen, group = Candidate(method, preconditioner), LockstepGroup(learners)
-    one = Method(repr(method), [chosen], lambda *_: chosen, preconditioner)
+    one = Method(repr(method), [chosen], moments=preconditioner)
     exchange = GradientExchange(one, policy, lambda: group)
     exchange.build(model.trainable_variables)
     return exchange

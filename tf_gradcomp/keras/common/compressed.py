@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose, take_unused
+from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -95,7 +95,7 @@ class Compressed(TakesLocalSteps):
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
-        chosen_by = choose if uses_compressor(self.local_steps) else take_unused
+        chosen_by = choose if uses_compressor(self.local_steps) else None
         method = Method(repr(self._used), candidates, chosen_by, possible)
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._values_agreed = False
