@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.gossip_messages import _SEED, Messages
+from tf_gradcomp.keras.local.gossip import _SEED, Messages
 
 
 def fresh(size):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras.common.fragments import split
+from tf_gradcomp.keras.local.fragments import split
 
 RATE, LEARNERS, ROWS, STEPS = 2.0**-5, 2, 2, 11
 INPUTS, OUTPUTS = 4, (8, 2, 4)

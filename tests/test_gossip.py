@@ -8,8 +8,7 @@ import tf_gradcomp as gc
 from tests.bounds import rounding
 from tests.gossiping import Workers, fresh
 from tests.reference.gossip import PowerGossip, ring
-from tf_gradcomp.keras.common.gossip import settings_of
-from tf_gradcomp.keras.common.gossip_messages import Messages
+from tf_gradcomp.keras.local.gossip import Messages, settings_of
 
 SHAPES = [(3, 3, 4, 6), (12, 5), (7,), (), (4, 1)]
 

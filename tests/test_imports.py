@@ -54,7 +54,7 @@ def name_of(source):
 
 def room_of(source):
     first, *rest = source.relative_to(ROOT).parts
-    if first == "keras" and len(rest) > 1:
+    if first == "keras" and len(rest) > 1 and rest[0] != "local":
         return f"{first}/{rest[0]}"
     return "keras/common" if first == "keras" else first.removesuffix(".py")
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
     from tf_gradcomp.keras.common.compressed_all_reduce import CompressedAllReduce
-    from tf_gradcomp.keras.common.gossip import Gossip
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
-    from tf_gradcomp.keras.common.local_steps import LocalSteps
     from tf_gradcomp.keras.common.policy import Policy
     from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
+    from tf_gradcomp.keras.local.gossip import Gossip
+    from tf_gradcomp.keras.local.settings import LocalSteps
 
 __version__ = metadata.version("tf-gradcomp")
 
@@ -43,9 +43,9 @@ _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.keras.common.compressed_all_reduce",
-    "Gossip": "tf_gradcomp.keras.common.gossip",
+    "Gossip": "tf_gradcomp.keras.local.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
-    "LocalSteps": "tf_gradcomp.keras.common.local_steps",
+    "LocalSteps": "tf_gradcomp.keras.local.settings",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.agreement",

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.common.gossip import Gossip, settings_of
-from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.local.gossip import Gossip, settings_of
+from tf_gradcomp.keras.local.settings import LocalSteps
 
 
 def check_model(model: keras.Model) -> None:

@@ -22,10 +22,9 @@ from tf_gradcomp.groups.slices import assuming_independent, is_independent
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
-from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
-from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import IS_KERAS_2, install_patches, keras, keras_module
+from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation import checks
 from tf_gradcomp.simulation.learners_moments import LearnersMoments

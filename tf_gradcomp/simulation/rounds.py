@@ -17,18 +17,17 @@ from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
-from tf_gradcomp.keras.common.fragments import due_after, split
-from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.pseudo_gradients import (
+from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.local.fragments import due_after, split
+from tf_gradcomp.keras.local.rounds import (
     decay,
     finite_or_zero,
+    forget_earlier_gradients,
     gradients_for_residuals,
     has_gradients_left,
     local_share,
 )
-from tf_gradcomp.keras.common.residual_units import forget_earlier_gradients
-from tf_gradcomp.keras.common.round_lengths import length_at
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.local.settings import LocalSteps, length_at
 
 keras_private = keras_module("keras_private")
 

@@ -7,7 +7,7 @@ from common import Setup, local_residuals, scalar
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE
-from tf_gradcomp.keras.common.rounds import measures_of_rounds
+from tf_gradcomp.keras.local.rounds import measures_of_rounds
 
 SHAPES = [(40, 8), (8,)]
 RATE = 2.0**-5  # sums of small integers times this are exact in float32

@@ -17,9 +17,9 @@ from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks import traffic_table
 from tf_gradcomp.keras.callbacks.order import READERS, progress_bars, warn_if_behind
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
-from tf_gradcomp.keras.common.rounds import measures_of_rounds
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
+from tf_gradcomp.keras.local.rounds import measures_of_rounds
 
 ALL = "all"
 _NOT_IN_BAR = {

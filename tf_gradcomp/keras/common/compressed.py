@@ -29,9 +29,8 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import equality, losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
-from tf_gradcomp.keras.common.gossip import uses_compressor
 from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, clip, in_loss_scaler
-from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.local_optimizer import TakesLocalSteps
 from tf_gradcomp.keras.common.precondition import (
     AUTO,
     check_moments_are_its_own,
@@ -40,9 +39,9 @@ from tf_gradcomp.keras.common.precondition import (
     preconditioner_for,
     take_moments,
 )
-from tf_gradcomp.keras.common.round_lengths import Schedule
-from tf_gradcomp.keras.common.taking_local_steps import TakesLocalSteps
 from tf_gradcomp.keras.common.version import install_patches, keras, keras_module
+from tf_gradcomp.keras.local.gossip import uses_compressor
+from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
 from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices

@@ -13,10 +13,10 @@ from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.keras.common.outer_kind import NAME as OUTER_CLASS
 
 OF_WEIGHTS = "residual_of_weights"  # true if the residual comes from local steps
 STEPS = "steps_of_training"  # of a job with local steps
+OUTER_CLASS = "outer_optimizer_class"
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (

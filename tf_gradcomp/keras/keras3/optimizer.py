@@ -22,13 +22,13 @@ from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.current import check_not_alone_by_mistake, checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
-from tf_gradcomp.keras.common.gossip_rounds import new_rounds
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
-from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.keras3 import averages, keras_private, local
 from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.keras.local.gossip import new_rounds
+from tf_gradcomp.keras.local.settings import LocalSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,27 +14,147 @@ import tensorflow as tf
 
 from tf_gradcomp import tf_private_files
 from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
+from tf_gradcomp.exchange.gradients import (
+    all_finite,
+    divided,
+    native,
+    times,
+    values_or_fill,
+    with_gradients_to_exchange,
+)
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import count_skip
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
-from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
-from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.pseudo_gradients import (
-    decay,
-    drift,
-    finite_or_zero,
-    gradients_for_residuals,
-    has_gradients_left,
-    local_share,
-)
-from tf_gradcomp.keras.common.residual_units import ResidualUnits, forget_earlier_gradients
-from tf_gradcomp.keras.common.round_lengths import length_at
+from tf_gradcomp.keras.local.fragments import Fragment, due_after, split
+from tf_gradcomp.keras.local.settings import LocalSteps, length_at
+
+
+def local_share(
+    start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], replicas: int
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns a replica's share of the mean pseudo-gradient, and whether its round counts.
+
+    Args:
+        start: The common weights at the start of the round.
+        weights: The replica's own weights now.
+        replicas: The number of replicas.
+
+    Returns:
+        The differences, divided by the number of replicas, or zeros if a weight is not finite; and
+        a bool scalar, whether all weights are finite.
+    """
+    moved = [before - now for before, now in zip(start, weights, strict=True)]
+    counts = all_finite(moved)
+    shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
+    return shares, counts
+
+
+def has_gradients_left(
+    exchange: GradientExchange, local_replica: int, of_weights: tf.Tensor
+) -> tf.Tensor:
+    """Returns whether synchronous steps have left state that rounds cannot use."""
+    facts = (exchange.facts.residual_waits, exchange.facts.moments_taken)
+    kept = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
+    return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
+
+
+def gradients_for_residuals(
+    grads: Sequence[Any], variables: Sequence[Any], every: Sequence[Any], finite: tf.Tensor
+) -> list[Any]:
+    """Returns a gradient for each variable, so that the residuals of all variables can be added.
+
+    Args:
+        grads: The gradients of some variables.
+        variables: The variables of `grads`.
+        every: All variables.
+        finite: Whether the gradients are finite; otherwise they are replaced by zeros.
+
+    Returns:
+        The gradients of `every`; zeros for a variable without a gradient.
+    """
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
+    given = dict(zip(map(id, variables), values_or_fill(finite, grads, 0.0), strict=True))
+    return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
+
+
+def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with zeros in place of non-finite values; integers stay unchanged."""
+    if not value.dtype.is_floating:
+        return value
+    return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+
+
+def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
+    """Multiplies residuals by the settings' decay, before the exchange of a round adds to them."""
+    if settings.residual_decay < 1:
+        for residual in residuals:
+            residual.assign(residual.read_value() * settings.residual_decay)
+
+
+def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the distance of weights from the start weights, relative to the start's norm."""
+    before = [tf.cast(one, tf.float32) for one in start]
+    now = [tf.cast(one, tf.float32) for one in weights]
+    moved = [one - other for one, other in zip(before, now, strict=True)]
+    return tf.math.divide_no_nan(tf.linalg.global_norm(moved), tf.linalg.global_norm(before))
+
+
+class ResidualUnits(tf.Module):
+    """Records the unit of the residual of an exchange.
+
+    Attributes:
+        of_weights: bool, whether the residual is a difference of weights. Without local steps, and
+            during their warm-up, the residual is a gradient.
+        steps: int64, the number of training steps so far; 0 after a job without local steps.
+
+    Args:
+        group: The replicas.
+        local: Whether the job takes local steps; a job without local steps refuses a residual of
+            weights.
+    """
+
+    def __init__(self, group: Group, *, local: bool) -> None:
+        super().__init__(name="residual_units")
+        self.of_weights = group.create(
+            lambda: shared_variable(False, tf.bool, "residual_of_weights")
+        )
+        self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
+        if not local:
+            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
+            none = tf.constant(0, tf.int64)
+            tf_private_files.save_as(self.steps, lambda: none, lambda steps: None)
+
+
+def refuse_weights(of_weights: tf.Tensor) -> None:
+    """Refuses the residual of a checkpoint if it is a difference of weights."""
+    if bool(of_weights):
+        raise ValueError(
+            "The checkpoint holds the residual of a job with local steps, which is a difference "
+            "of weights, not a gradient. Continue with gc.LocalSteps, or restore only the model's "
+            "weights."
+        )
+
+
+def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0) -> None:
+    """Sets a replica's state from earlier gradients to zeros, except its residual.
+
+    A change of units makes such state useless: TopK's velocity of gradients, for example, does not
+    fit differences of weights.
+    """
+    replica = exchange.replica(local_replica)
+    state, job_state = replica.state(), replica.job_state()
+    kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]
+    for name in GRADIENT_UNITS:
+        kept += state.get(name, []) if name != RESIDUAL else []
+    for variable in kept:
+        variable.assign(tf.zeros_like(variable))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,24 +3,77 @@
 from __future__ import annotations
 
 import abc
+import zlib
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors
+from tf_gradcomp import compressors, tf_private_files
 from tf_gradcomp.advice import measuring
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common import equality, outer_kind, saved_state
-from tf_gradcomp.keras.common.gossip import Gossip, method_for_gradients, settings_of
-from tf_gradcomp.keras.common.local_steps import check_can_be_local, check_method
-from tf_gradcomp.keras.common.outer_kind import OuterKind
-from tf_gradcomp.keras.common.residual_units import ResidualUnits
-from tf_gradcomp.keras.common.rounds import Rounds
+from tf_gradcomp.keras.common import equality, saved_state
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.local.gossip import Gossip, method_for_gradients, settings_of
+from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds
+from tf_gradcomp.keras.local.settings import check_can_be_local, check_method
+
+_LOG = tf.get_logger()
+_DROPPED = (
+    "The checkpoint holds the state of an outer optimizer of local steps, and this job has no "
+    "outer optimizer. The state is not loaded: a later job that resumes from this job begins with "
+    "a new outer optimizer. To keep the state, continue with the outer optimizer that wrote the "
+    "checkpoint."
+)
+
+
+class OuterKind(tf.Module):
+    """Records the class of the outer optimizer, and refuses the state of another class.
+
+    Keras restores an optimizer's variables by their order, so another optimizer would take momentum
+    for squares of gradients, for example.
+
+    Attributes:
+        number: Identifies the class; 0 without an outer optimizer.
+
+    Args:
+        group: The replicas.
+        outer: The outer optimizer, if any.
+    """
+
+    def __init__(self, group: Group, outer: Any) -> None:
+        super().__init__(name="outer_kind")
+        self._class = type(outer).__name__
+        self.number = 0 if outer is None else zlib.crc32(self._class.encode())
+        self._saved = group.create(
+            lambda: shared_variable(self.number, tf.int64, saved_state.OUTER_CLASS)
+        )
+        own = tf.constant(self.number, tf.int64)
+        tf_private_files.save_as(native(self._saved), lambda: own, self.check)
+
+    def check(self, saved: Any) -> None:
+        """Refuses the number in a checkpoint if it belongs to another class.
+
+        A job without an outer optimizer refuses nothing, and tells of state that it drops.
+
+        Raises:
+            ValueError: With the way out.
+        """
+        number = int(np.asarray(saved))
+        if number and not self.number and is_chief():
+            _LOG.warning(_DROPPED)
+        if number and self.number and number != self.number:
+            raise ValueError(
+                "The checkpoint holds the state of an outer optimizer of another class than "
+                f"{self._class}, which cannot use it. Continue with the outer optimizer that wrote "
+                "the checkpoint, or restore only the model's weights."
+            )
 
 
 class TakesLocalSteps:
@@ -79,12 +132,12 @@ class TakesLocalSteps:
     def _save_local(self, store: Any) -> None:
         """Gives a file of Keras the class of the outer optimizer."""
         if self.rounds is not None:
-            store[outer_kind.NAME] = np.int64(self._outer_kind.number)
+            store[saved_state.OUTER_CLASS] = np.int64(self._outer_kind.number)
 
     def _check_local(self, store: Any) -> None:
         """Refuses a file of Keras with the state of another outer optimizer."""
-        if self.exchange.built and outer_kind.NAME in store:
-            self._outer_kind.check(store[outer_kind.NAME])
+        if self.exchange.built and saved_state.OUTER_CLASS in store:
+            self._outer_kind.check(store[saved_state.OUTER_CLASS])
 
     def _local_config(self) -> dict[str, Any]:
         return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}
