@@ -124,8 +124,6 @@ STEPS = """
         values = normal(4001, 1, 5)
         for stochastic in (False, True):
             yield ops.qsgd_errors(values, [2, 5, 8], bucket_size=512, stochastic=stochastic)
-        sizes, errors = abs(normal((2, 40, 9), 1, 6)).astype(np.float64)
-        yield ops.knapsack(sizes, errors, [4] * 40)
 
     digests = {name: digest(*by_steps(name)) for name in METHODS}
     digests |= {one.__name__: digest(*one()) for one in (by_bins, divided, planned)}

@@ -1,4 +1,8 @@
-"""Plans of settings: how they are made, kept in variables, and read."""
+"""Plans of settings: how they are made, kept in variables, and read.
+
+Source: Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
+Deep Learning", MLSys 2024, https://arxiv.org/abs/2210.17357
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import GRADIENT_NORMS, JobStateSpec
 from tf_gradcomp.compressors.plannable import Plannable, distinct
 from tf_gradcomp.policy import GradientSpec
+
+# The share of a step by which an error may exceed a whole number of steps without rounding up.
+_ROUNDING = 1e-9
 
 
 class Table(NamedTuple):
@@ -55,6 +61,62 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
     """
     exponent = int(np.frexp(np.abs(values).max(initial=0))[1])
     return np.ldexp(values, -exponent), exponent
+
+
+def knapsack(
+    sizes: Sequence[np.ndarray],
+    errors: Sequence[np.ndarray],
+    default: Sequence[int],
+    steps: int = 10_000,
+    budget: float = 1.0,
+) -> list[int]:
+    """Makes one choice per layer that minimizes the total size within a budget of errors.
+
+    Dynamic programming (paper, Algorithm 1). Each error is rounded up to a whole number of steps,
+    so the budget is never exceeded. Of equally good choices of a layer, the first is made.
+
+    Args:
+        sizes: The size of each choice; float64 [choices] for each layer.
+        errors: The error of each choice, 0 or more, in the same shapes. A choice whose error is not
+            finite is never made.
+        default: The index of each layer's uniform choice. The budget is the sum of the errors of
+            these choices, times `budget`.
+        steps: The number of steps that the budget is divided into.
+        budget: At least 0.
+
+    Returns:
+        The index of each layer's choice. Returns `default` if the budget is zero or not finite, or
+        if `default` is within the budget and no smaller choices are.
+    """
+    allowed = budget * sum(error[index] for error, index in zip(errors, default, strict=True))
+    if not 0 < allowed < math.inf:
+        return list(default)
+    with np.errstate(invalid="ignore", over="ignore"):
+        needed = [np.ceil(error / (allowed / steps) - _ROUNDING) for error in errors]
+    # The smallest size of the layers so far, by the steps of the budget that they use.
+    smallest = np.full(steps + 1, np.inf)
+    smallest[0] = 0
+    chosen = np.zeros((len(sizes), steps + 1), np.int32)
+    for layer, (layer_sizes, layer_needed) in enumerate(zip(sizes, needed, strict=True)):
+        before, smallest = smallest, np.full(steps + 1, np.inf)
+        for choice, (size, used) in enumerate(zip(layer_sizes, layer_needed, strict=True)):
+            if not 0 <= used <= steps:  # more than the budget, or NaN
+                continue
+            first = int(used)
+            total = before[: steps + 1 - first] + size
+            is_smaller = total < smallest[first:]
+            smallest[first:][is_smaller] = total[is_smaller]
+            chosen[layer, first:][is_smaller] = choice
+    used = int(np.argmin(smallest))
+    uniform = sum(size[index] for size, index in zip(sizes, default, strict=True))
+    # With a smaller budget, the uniform choices are not within it.
+    if not smallest[used] < (uniform if budget >= 1 else math.inf):
+        return list(default)
+    choices = list(default)
+    for layer in reversed(range(len(sizes))):
+        choices[layer] = int(chosen[layer, used])
+        used -= int(needed[layer][choices[layer]])
+    return choices
 
 
 class Plan(NamedTuple):
@@ -107,7 +169,7 @@ def plan_layers(
         ]
         budget *= _error(layers, reference) / allowed
     allowed *= budget
-    best = ops.knapsack(
+    best = knapsack(
         [layer.bytes for layer in layers],
         [layer.errors for layer in layers],
         uniform,

@@ -18,7 +18,6 @@ from tf_gradcomp.ops.chunks import (
     leader_select,
     leader_take,
 )
-from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.payload import pass_if_equal, payload_read, payload_write, payloads_finite
 from tf_gradcomp.ops.power_sgd import (
@@ -73,7 +72,6 @@ __all__ = [
     "chunk_take",
     "count_sketch",
     "count_sketch_largest",
-    "knapsack",
     "leader_apply",
     "leader_place_words",
     "leader_select",
