@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.ops import gpu
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class OnHost:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request, given
+from tf_gradcomp.private import tensorflow as tf_private
 
 Result = TypeVar("Result")
 

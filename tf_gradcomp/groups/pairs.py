@@ -6,8 +6,8 @@ import itertools
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.private import tensorflow as tf_private
 
 _FIRST_GROUP_KEY = 4_000_000  # far from the keys of other groups: see `tf_private`
 _group_keys = itertools.count(_FIRST_GROUP_KEY)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class Position(NamedTuple):

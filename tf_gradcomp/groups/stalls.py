@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.groups.notices import warn_user
 from tf_gradcomp.groups.progress import Position, Progress
 from tf_gradcomp.groups.rendezvous import connection_error
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.stall_reports import continues, step_name, waits
 
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 3.0  # seconds between two looks
@@ -56,14 +56,14 @@ class CoordinationStore:
         """
         key = _key(worker)
         if report.look > 0:
-            if tf_private_files.announced(key, _ANSWER) is None:  # a write would block forever
+            if tf_private.announced(key, _ANSWER) is None:  # a write would block forever
                 raise TimeoutError
-            tf_private_files.withdraw(key)
-        tf_private_files.announce(key, json.dumps([*report.position, report.look]))
+            tf_private.withdraw(key)
+        tf_private.announce(key, json.dumps([*report.position, report.look]))
 
     def read(self, worker: int, seconds: float) -> Report | None:
         """Returns a worker's latest report; None if the store has none within some seconds."""
-        text = tf_private_files.announced(_key(worker), seconds)
+        text = tf_private.announced(_key(worker), seconds)
         if text is None:
             return None
         events, steps, look = json.loads(text)

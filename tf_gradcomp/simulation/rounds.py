@@ -28,9 +28,7 @@ from tf_gradcomp.keras.common.pseudo_gradients import (
 )
 from tf_gradcomp.keras.common.residual_units import forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
-from tf_gradcomp.keras.common.version import keras, keras_module
-
-keras_private = keras_module("keras_private")
+from tf_gradcomp.keras.common.version import keras, keras_private
 
 Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]
 

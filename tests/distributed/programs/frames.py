@@ -17,8 +17,8 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import report
-from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver
+from tf_gradcomp.private import tensorflow as tf_private
 
 LIBRARY = str(Path(gc.__file__).parent)
 OLDER = [("strategy/strategy.py", "run"), ("keras/common/hooks.py", "first")]

@@ -15,10 +15,8 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.restarts import end_if_asked
-from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
+from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
-
-keras_private = keras_module("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import all_finite, native
 from tf_gradcomp.exchange.replica import count_exchange
@@ -25,6 +24,7 @@ from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import drift
 from tf_gradcomp.keras.common.residual_units import ResidualUnits, refuse_weights
 from tf_gradcomp.keras.common.rounds import Rounds
+from tf_gradcomp.private import tensorflow as tf_private
 
 _ROUNDS_TO_LOGS = 32  # between two sums of metrics, for which all workers wait
 
@@ -41,7 +41,7 @@ class GossipRounds(Rounds):
     ) -> None:
         super().__init__(settings, exchange, units, *others)
         unit = native(units.of_weights)
-        tf_private_files.save_as(unit, lambda: tf.constant(False), self._restore_unit)
+        tf_private.save_as(unit, lambda: tf.constant(False), self._restore_unit)
         (fragment,) = self._own.fragments
         shapes = [weight.shape for weight in fragment.weights]
         with tf.init_scope():

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
+from tf_gradcomp.private import tensorflow as tf_private
 
 NAME = "outer_optimizer_class"  # in Keras' files
 
@@ -45,7 +45,7 @@ class OuterKind(tf.Module):
         self.number = 0 if outer is None else zlib.crc32(self._class.encode())
         self._saved = group.create(lambda: shared_variable(self.number, tf.int64, NAME))
         own = tf.constant(self.number, tf.int64)
-        tf_private_files.save_as(native(self._saved), lambda: own, self.check)
+        tf_private.save_as(native(self._saved), lambda: own, self.check)
 
     def check(self, saved: Any) -> None:
         """Refuses the number in a checkpoint if it belongs to another class.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class ResidualUnits(tf.Module):
@@ -32,9 +32,9 @@ class ResidualUnits(tf.Module):
         )
         self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
-            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
+            tf_private.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
             none = tf.constant(0, tf.int64)
-            tf_private_files.save_as(self.steps, lambda: none, lambda steps: None)
+            tf_private.save_as(self.steps, lambda: none, lambda steps: None)
 
 
 def refuse_weights(of_weights: tf.Tensor) -> None:

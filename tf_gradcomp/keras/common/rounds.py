@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
@@ -35,6 +34,7 @@ from tf_gradcomp.keras.common.pseudo_gradients import (
 )
 from tf_gradcomp.keras.common.residual_units import ResidualUnits, forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Rounds:
         exchange.saving.finish_before(self)
         # Not every method has state that `Saving` restores.
         unit = native(units.of_weights)
-        tf_private_files.save_as(unit, self._of_weights.read_value, self._restore_unit)
+        tf_private.save_as(unit, self._of_weights.read_value, self._restore_unit)
 
     def _new_variables(self, variables: Sequence[Any], places: Sequence[int]) -> _Variables:
         elements = [self._exchange.specs[place].elements for place in places]

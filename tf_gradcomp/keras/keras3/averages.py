@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.keras.common.wrappers import compressed_in
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.private import keras3 as keras_private
 
 
 def overwrite_if_due(

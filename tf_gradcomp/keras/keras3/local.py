@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.rounds import Rounds
-from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.keras.keras3.loss_scale import update_loss_scale
+from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -40,42 +40,16 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     counter.assign(tf.where(counts, counter.value + 1, 0))
 
 
-def apply_scaled(
-    scaler: keras.optimizers.LossScaleOptimizer,
-    grads: Sequence[Any],
-    variables: Sequence[Any] | None,
-    original: Callable[..., None],
-) -> None:
-    """Replaces `apply` of a loss scaler, which may be around a `CompressedOptimizer`."""
-    if _is_wrapper(scaler.inner_optimizer):
-        scaler.inner_optimizer.apply_scaled(scaler, grads, variables, original)
-    else:
-        original(grads, variables)
-
-
-def load_into_scaler(
-    scaler: keras.optimizers.LossScaleOptimizer, store: Any, original: Callable[..., None]
-) -> None:
-    """Loads a file into a loss scaler, also a file of a job that had none.
-
-    Such a file has the state of the `CompressedOptimizer` in place of the loss scaler's state.
-    """
-    compressed = scaler.inner_optimizer
-    if _is_wrapper(compressed) and "residual_waits" in store.keys():  # noqa: SIM118
-        compressed.load_without_scaler(store)
-    else:
-        original(store)
-
-
-def check_no_scaler_inside(optimizer: Any) -> None:
+def check_no_scaler_inside(multi_optimizer: Any) -> None:
     """Refuses a wrapper around a loss scaler if nothing scales the loss for it."""
-    if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
-        raise ValueError(
-            "CompressedOptimizer: a MultiOptimizer does not multiply the loss by the scales of "
-            "its optimizers, so it cannot contain a LossScaleOptimizer. Put a LossScaleOptimizer "
-            "around the MultiOptimizer: "
-            "LossScaleOptimizer(MultiOptimizer(...))."
-        )
+    for optimizer in getattr(multi_optimizer, "optimizers", ()):
+        if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
+            raise ValueError(
+                "CompressedOptimizer: a MultiOptimizer does not multiply the loss by the scales of "
+                "its optimizers, so it cannot contain a LossScaleOptimizer. Put a "
+                "LossScaleOptimizer around the MultiOptimizer: "
+                "LossScaleOptimizer(MultiOptimizer(...))."
+            )
 
 
 def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
@@ -96,7 +70,3 @@ def _true_on_all(group: Group, flag: tf.Tensor, label: str) -> tf.Tensor:
         return flag
     false = tf.cast(tf.logical_not([flag]), tf.int32)
     return tf.equal(group.communicator(label).all_reduce(false)[0], 0)
-
-
-def _is_wrapper(optimizer: Any) -> bool:
-    return isinstance(optimizer, Compressed)

@@ -27,9 +27,10 @@ from tf_gradcomp.keras.common.gossip_rounds import new_rounds
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
-from tf_gradcomp.keras.keras3 import averages, keras_private, local
+from tf_gradcomp.keras.keras3 import averages, local
 from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.private import keras3 as keras_private
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
