@@ -26,7 +26,6 @@ ROOMS = [
     "chief",
     "whole_files",
     "noted_saves",
-    "checkpoints",
     "groups",
     "exchange",
     "strategy",

@@ -839,12 +839,12 @@ _BROKEN = """
     import keras
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-    import tf_gradcomp as gc
-
     if sys.argv[1] == "function":
         del TFOptimizer._all_reduce_sum_gradients
     else:
         sys.modules["keras.src.trainers.data_adapters.array_data_adapter"] = None
+    import tf_gradcomp as gc
+
     try:
         gc.CompressedOptimizer("sgd")
     except ImportError as error:

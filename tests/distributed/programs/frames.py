@@ -21,8 +21,11 @@ from tf_gradcomp.adam.handover import HandOver
 from tf_gradcomp.private import tensorflow as tf_private
 
 LIBRARY = str(Path(gc.__file__).parent)
-OLDER = [("strategy/strategy.py", "run"), ("keras/common/hooks.py", "first")]
-FIRST = ("apply_gradients", "reduce_in_optimizer", "reduce_gradients")
+OLDER = [
+    *((f"{room}/strategy.py", "run") for room in ("strategy", "keras/common")),
+    ("keras/common/fit.py", "fit"),
+]
+FIRST = ("apply_gradients", "reduce_gradients")
 found = {}
 create = tf.Graph._create_op_internal
 method = None

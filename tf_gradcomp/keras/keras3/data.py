@@ -16,7 +16,7 @@ from tf_gradcomp.groups.handshake import WorkersDisagreeError
 from tf_gradcomp.keras.common.reading import GeneratorReader, PyDatasetReader
 from tf_gradcomp.keras.common.same_data import check_last_batch, compared_batch
 from tf_gradcomp.keras.common.strategy import check_batches, order_of_first
-from tf_gradcomp.keras.keras3.loss_scale import check_no_scaler_inside
+from tf_gradcomp.keras.keras3.steps import check_no_scaler_inside
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import with_methods

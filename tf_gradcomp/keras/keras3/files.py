@@ -17,7 +17,7 @@ import keras
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
 from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
-from tf_gradcomp.keras.keras3.averages import swap_averages
+from tf_gradcomp.keras.keras3.steps import swap_averages
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.coordinated import coordinated
@@ -102,7 +102,7 @@ def save_weights(
         else:
             with temporary_folder(path) as folder:
                 write(os.path.join(folder, os.path.basename(path)))
-                move(folder, os.path.dirname(path))
+                move(folder, os.path.dirname(os.path.realpath(path)))
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def _back_up(callback: keras.callbacks.BackupAndRestore) -> None:
 def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
     """Restores the last complete backup, and logs the epoch at which the job resumes."""
     strategy = strategy_of_workers()
-    if _left_to_first(callback) or not (strategy is None or strategy.group.processes.is_first):
+    if strategy is not None and not strategy.group.processes.is_first:
         callback.delete_checkpoint = False  # the first worker deletes it at the end
     backup = keras_private.Backup.of(callback)
     model = callback.model

@@ -19,7 +19,7 @@ from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
-from tf_gradcomp.keras.keras3 import loss_scale
+from tf_gradcomp.keras.keras3 import steps
 from tf_gradcomp.keras.keras3.data import reading  # noqa: F401  # of `fit`
 from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
 from tf_gradcomp.private import keras3 as keras_private
@@ -85,7 +85,7 @@ def apply_scaled(
 )
 def check_finite(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
     """Returns whether the gradients of all replicas are finite."""
-    return loss_scale.finite_on_all(self, original(self, grads))
+    return steps.finite_on_all(self, original(self, grads))
 
 
 @patch(
