@@ -96,8 +96,13 @@ def _replace(one: Patch) -> None:
     check_replacement(original, one.by)
     if inspect.isclass(owner):
         setattr(owner, name, _Method(one.by, original))
-    else:
-        setattr(owner, name, functools.wraps(original)(functools.partial(one.by, original)))
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return one.by(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)
 
 
 def check_replacement(original: Callable[..., Any], by: Callable[..., Any]) -> None:
