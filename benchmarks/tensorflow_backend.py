@@ -10,7 +10,7 @@ from stages import stage_seconds
 from workloads import Entry, Exchanges, Levels, Trainings
 
 import tf_gradcomp as gc
-from tf_gradcomp import tf_private
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 def join(plan: turns.Plan) -> turns.Job:

@@ -21,7 +21,7 @@ from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.host_group import HostGroup
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.private import keras3 as keras_private
 
 PLAIN: dict[str, Reduction] = {
     jobs.ALL_REDUCE: all_reduce,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tf_gradcomp.strategy import strategy as strategy_module
-from tf_gradcomp.strategy.own_memory import in_own_memory
+from tf_gradcomp.strategy.data import copied
 
 COLUMNS = 16  # of float32: rows, and so all parts, are as aligned as the whole
 SPEC = tf.TensorSpec((4, COLUMNS), tf.float32)
@@ -141,7 +141,7 @@ def test_no_step_of_a_pipeline_writes_into_the_programs_data(tmp_path, entry, ki
 )
 def test_values_of_every_type_and_shape_are_kept(dtype, shape):
     array = np.resize(np.arange(15).astype(dtype), shape)
-    copy = in_own_memory(array)
+    copy = copied(array)
     assert copy.dtype == array.dtype
     assert copy.shape == array.shape
     assert copy.tobytes() == array.tobytes()
@@ -166,7 +166,7 @@ def returned_in_a_graph(array):
 
 def test_tensorflow_does_not_copy_the_copy(monkeypatch):
     monkeypatch.setattr(strategy_module, "_strategies", ())
-    copy = in_own_memory(np.zeros((1000, COLUMNS), "float32"))
+    copy = copied(np.zeros((1000, COLUMNS), "float32"))
     assert np.shares_memory(memory_of(returned_in_a_graph(copy)), copy)
 
 

@@ -12,8 +12,8 @@ from tests.bounds import assert_close, of_adam
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.keras.common.precondition import preconditioner_for
-from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.keras.keras3.adam import STEPS, momentum_only
+from tf_gradcomp.private import keras3 as keras_private
 
 SHAPES = [(40, 30), (30,)]
 SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")

@@ -14,6 +14,7 @@ model.fit(dataset, epochs=10, callbacks=[gc.callbacks.CompressionMonitor()])
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from importlib import metadata
@@ -22,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
     from tf_gradcomp.advice.result import Advice
-    from tf_gradcomp.checkpoints import worker_path
-    from tf_gradcomp.chief import is_chief
+    from tf_gradcomp.chief import is_chief, worker_path
     from tf_gradcomp.groups.agreement import WorkersDisagreeError
     from tf_gradcomp.groups.horovod_group import HorovodGroup
     from tf_gradcomp.keras.common.advise import advise
@@ -52,7 +52,7 @@ _HOME = {
     "advise": "tf_gradcomp.keras.common.advise",
     "broadcast_initial_state": "tf_gradcomp.keras.common.initial_state",
     "is_chief": "tf_gradcomp.chief",
-    "worker_path": "tf_gradcomp.checkpoints",
+    "worker_path": "tf_gradcomp.chief",
 }
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
@@ -95,5 +95,6 @@ def __dir__() -> list[str]:
 
 
 if {"keras", "tf_keras"} & sys.modules.keys():  # so that load_model finds the saved classes
-    __getattr__("CompressedOptimizer")
-    __getattr__("Autoencoder")
+    with contextlib.suppress(ImportError):  # which is raised again when a class is used
+        __getattr__("CompressedOptimizer")
+        __getattr__("Autoencoder")

@@ -74,7 +74,7 @@ def test_figures_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F81
 
 
 def test_several_replicas_of_a_worker_count_a_step_once(program):  # noqa: F811
-    two = "from tf_gradcomp import tf_private\ntf_private.use_logical_cpus(2)\n"
+    two = "from tf_gradcomp.private.tensorflow import use_logical_cpus\nuse_logical_cpus(2)\n"
     model = MODEL.replace("Strategy()", "Strategy(two_level=False)")
     path = program(_joined(two, model, LOOP))
     done = preloaded_gradcomp("advise", "-n", "1", "--json", path)

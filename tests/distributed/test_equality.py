@@ -76,7 +76,7 @@ def main():
 
     import tf_gradcomp as gc
     from tests.ranks import RANK, report
-    from tf_gradcomp import tf_private
+    from tf_gradcomp.private import tensorflow as tf_private
 
     strategy = gc.MultiWorkerMirroredStrategy()
     x = np.random.RandomState(0).normal(size=(16, 6)).astype("float32")

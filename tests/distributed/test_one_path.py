@@ -127,13 +127,6 @@ def test_an_error_of_the_chief_reaches_all_workers(workers):
     assert "The chief could not save" in second
 
 
-def test_old_hdf5_files_leave_out_the_optimizer_and_load(workers, job, folder):
-    assert not any(worker["errors"]["old.h5"] for worker in workers)
-    assert "old.h5 holds the model without its optimizer" in job[0].stderr
-    model = keras.models.load_model(folder / "old.h5")
-    assert np.isfinite(model.predict(np.ones((2, 8)), verbose=0)).all()
-
-
 def test_a_file_that_has_lost_the_optimizer_is_not_loaded_in_silence(job):
     assert "holds no state of the optimizer" in job[0].stderr
 

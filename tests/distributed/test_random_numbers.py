@@ -16,7 +16,7 @@ KINDS = [
     *("Dropout", "layer from outside", "GaussianNoise", "LSTM", "RandomFlip", "RandomRotation"),
     *("SeedGenerator", "keras.random without a seed"),
     *("tf.random.normal", "tf.random.uniform with a seed", "a nested tf.function"),
-    *("tf.nn.dropout", "tf.image", "tf.random.Generator", "global tf.random.Generator"),
+    *("tf.nn.dropout", "tf.image"),
 ]
 
 
@@ -86,9 +86,8 @@ def test_fit_on_augmented_data_is_as_in_one_process():
         np.testing.assert_allclose(weights, plain["fit on augmented data"], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("way", ["by function", "own part", "files"])
-def test_data_of_each_worker_are_augmented_in_its_own_way(way):
-    first, second = (worker["batches"][way] for worker in job(2))
+def test_data_that_each_worker_builds_are_augmented_in_its_own_way():
+    first, second = (worker["batches"]["by function"] for worker in job(2))
     for part in (0, 1, 3):  # RandomFlip, a SeedGenerator, tf.random
         assert first[part] != second[part]
     assert sorted(first[2] + second[2]) == list(range(ROWS))  # rows are shuffled alike

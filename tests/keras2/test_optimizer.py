@@ -1,9 +1,8 @@
 """Tests the `CompressedOptimizer` of Keras 2 in one process, and its refusals."""
 
 import contextlib
-import functools
-import importlib
 import importlib.util
+import pkgutil
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,12 @@ from tests.replicas import copies, mirrored, stepper
 from tests.workers import run_workers
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.groups import notices
-from tf_gradcomp.keras.common.hooks import (
-    callbacks_of_fit,
-    on_epochs,
-    on_logs,
-    on_train_begin,
-    on_train_function,
-    record_callbacks_of_fit,
-)
-from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
+from tf_gradcomp.keras.common import fit as fit_module
+from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
-from tf_gradcomp.strategy.patches import TENSORFLOW
+from tf_gradcomp.private import keras2 as keras_private
+from tf_gradcomp.private import patching
+from tf_gradcomp.private.patching import PATCHES
 
 pytestmark = pytest.mark.tf_keras
 keras = tf.keras
@@ -347,11 +341,36 @@ def test_slots():
             assert_close(slot, [value, value], of_adam())
 
 
-def test_on_data(monkeypatch):
-    class_ = hooks._data_adapter.DataHandler
-    monkeypatch.setattr(class_, "__init__", class_.__init__)
+install_patches()  # which makes the table complete
+
+
+def replace(monkeypatch, test, by):
+    """Has `by` replace the functions whose replacements have a test of this name."""
+    chosen = [patch for patch in PATCHES if patch.test == test]
+    for patch in chosen:
+        owner_name, _, name = patch.target.rpartition(".")
+        owner = pkgutil.resolve_name(owner_name)
+        monkeypatch.setattr(owner, name, vars(owner).get(name, getattr(owner, name)))
+    patching.apply([patch._replace(by=by) for patch in chosen], "", "", pytest.fail)
+
+
+def noting(seen):
+    def by(original, *args, **kwargs):
+        seen.append(args)
+        return original(*args, **kwargs)
+
+    return by
+
+
+def test_handle_data(monkeypatch):
     seen = []
-    hooks.on_data(lambda *facts: seen.append(facts))
+
+    def by(original, self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if kwargs.get("distribute", True):
+            seen.append(self.inferred_steps)
+
+    replace(monkeypatch, "test_handle_data", by)
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((5, 1), "float32")
@@ -359,13 +378,13 @@ def test_on_data(monkeypatch):
     model.fit(x, x, batch_size=2, verbose=0, validation_data=(x, x), validation_batch_size=5)
     model.evaluate(tf.data.Dataset.from_tensors((x, x)).filter(lambda *_: True), verbose=0)
     model.predict(x, batch_size=1, steps=4, verbose=0)
-    strategy = tf.distribute.get_strategy()
-    assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+    assert seen == [3, 1, None, 4]
 
 
-@pytest.mark.parametrize(
-    "patch", patches.PATCHES[len(TENSORFLOW) :], ids=lambda patch: patch.replaces[0]
-)
+OF_KERAS_2 = [patch for patch in PATCHES if "keras" in patch.target]
+
+
+@pytest.mark.parametrize("patch", OF_KERAS_2, ids=lambda patch: patch.target)
 def test_each_patch_has_a_test(patch):
     assert callable(globals().get(patch.test)), patch.test
 
@@ -376,109 +395,93 @@ def test_no_protection_is_off_here():
     assert "is off" not in worker.stderr
 
 
-def test_on_reduce_gradients(monkeypatch):
-    for class_, name in (
-        (keras.optimizers.Optimizer, "aggregate_gradients"),
-        (legacy.Optimizer, "_aggregate_gradients"),
-    ):
-        monkeypatch.setattr(class_, name, vars(class_)[name])
-    seen = []
-
-    def reduce(self, grads_and_vars, original):
-        seen.append(self)
+def test_reduce_gradients(monkeypatch):
+    def twice(original, self, grads_and_vars):
         return [(2 * gradient, variable) for gradient, variable in original(self, grads_and_vars)]
 
-    hooks.on_reduce_gradients(reduce)
+    replace(monkeypatch, "test_reduce_gradients", twice)
     for optimizer in (keras.optimizers.SGD(1.0), legacy.SGD(1.0)):
         variable = tf.Variable([0.0])
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-        assert seen.pop() is optimizer
         assert variable.numpy().tolist() == [-2]
 
 
-def test_on_train_function(monkeypatch):
-    monkeypatch.setattr(keras.Model, "make_train_function", keras.Model.make_train_function)
+def test_save(tmp_path, monkeypatch):
     seen = []
-    on_train_function(seen.append, lambda model: seen.append(model.optimizer.iterations.numpy()))
-    model = small_model("sgd")
-    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), batch_size=2, verbose=0)
-    assert seen == [model, 1]
-
-
-def test_on_save(tmp_path, monkeypatch):
-    for patch in patches.PATCHES:
-        for owner, name in (one.rsplit(".", 1) for one in patch.replaces):
-            if patch.test == "test_on_save":
-                module = importlib.import_module(owner)
-                monkeypatch.setattr(module, name, getattr(module, name))
-    seen = []
-
-    def save(model, path, write, original):
-        seen.append(Path(path).name)
-        write()
-
-    hooks.on_save(save)
+    replace(monkeypatch, "test_save", noting(seen))
     model = small_model("sgd")
     model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
     for name in (names := ["m.keras", "m.h5", "folder"]):
         model.save(tmp_path / name)
-        keras.models.load_model(tmp_path / name)
     for name in (weights := ["w.h5", "w.weights.h5", "checkpoint"]):
         model.save_weights(tmp_path / name)
-        small_model("sgd").load_weights(tmp_path / name)
-    model.save_weights(tmp_path / "by_keyword", save_format="HDF5 ")
-    model.save_weights(tmp_path / "by_position", True, "h5")
-    # The checkpoint lacks the file.
-    assert seen == [*names, *weights[:2], "by_keyword", "by_position"]
+    assert [Path(path).name for _, path, *_ in seen] == [*names, *weights]
+
+
+def test_a_wrapped_model_is_saved_in_each_format(tmp_path):
+    model = small_model(gc.CompressedOptimizer("sgd"))
+    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
+    for _ in range(2):  # the second time over the first
+        for name in ("m.keras", "m.h5", "folder"):
+            model.save(tmp_path / name)
+            keras.models.load_model(tmp_path / name)
+        for name in ("w.h5", "w.weights.h5", "checkpoint"):
+            model.save_weights(tmp_path / name)
+            small_model("sgd").load_weights(tmp_path / name)
+        model.save_weights(tmp_path / "by_keyword", save_format="HDF5 ")
+        model.save_weights(tmp_path / "by_position", True, "h5")
     assert not list(tmp_path.glob(".*"))
 
 
-def test_on_epochs(monkeypatch):
-    class_ = keras.callbacks.CallbackList
-    for name in ("on_epoch_begin", "on_epoch_end"):
-        monkeypatch.setattr(class_, name, getattr(class_, name))
-    seen = []
-    names = "begin", "end", "begun"
-    on_epochs(*(functools.partial(lambda name, _: seen.append(name), name) for name in names))
-    late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
+def test_logs_are_written_where_the_chief_does_not_write(monkeypatch, tmp_path):
+    monkeypatch.setattr(fit_module.files, "log_path", lambda _, path, *__: f"{path}-elsewhere")
+    logs = (
+        keras.callbacks.TensorBoard(str(tmp_path / "logs")),
+        keras.callbacks.CSVLogger(str(tmp_path / "a")),
+    )
     data = np.zeros((4, 2), "int32"), np.zeros(4)
-    small_model("sgd").fit(*data, verbose=0, callbacks=[late])
-    assert seen == ["begin", "begun", "end", "callback"]
-
-
-def test_on_logs(monkeypatch, tmp_path):
-    board, table = keras.callbacks.TensorBoard, keras.callbacks.CSVLogger
-    monkeypatch.setattr(board, "set_model", board.set_model)
-    monkeypatch.setattr(table, "on_train_begin", table.on_train_begin)
-    on_logs(lambda callback, path, *_: f"{path}-elsewhere")
-    logs = board(str(tmp_path / "logs")), table(str(tmp_path / "a"))
-    data = np.zeros((4, 2), "int32"), np.zeros(4)
-    small_model("sgd").fit(*data, verbose=0, callbacks=logs)
+    small_model(gc.CompressedOptimizer("sgd")).fit(*data, verbose=0, callbacks=logs)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-elsewhere", "logs-elsewhere"]
 
 
 class _Listed(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
     def set_model(self, model):
-        self.listed = callbacks_of_fit()
+        super().set_model(model)
+        self.listed = fit_module.callbacks_of_fit()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.events.append("begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append("end")
 
 
-def test_know_callbacks_of_fit(monkeypatch):
-    class_ = keras.callbacks.CallbackList
-    monkeypatch.setattr(class_, "set_model", class_.set_model)
-    record_callbacks_of_fit()
-    given = [keras.callbacks.Callback(), _Listed()]
-    small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0, callbacks=given)
-    assert given[1].listed[:2] == given
+def test_fit(monkeypatch):
+    callback = _Listed()
+    for name in ("release", "collect_at_epoch_end", "synchronize"):
+        monkeypatch.setattr(fit_module.files, name, lambda _, n=name: callback.events.append(n))
+    for name in ("compare_settings", "compare_first_step"):
+        note = lambda _, n=name: callback.events.append(n)  # noqa: E731
+        monkeypatch.setattr(fit_module.equality, name, note)
+    data = {"batch_size": 2, "verbose": 2, "callbacks": [callback]}
+    model = small_model(gc.CompressedOptimizer("sgd"))
+    x, y = np.zeros((4, 2), "int32"), np.zeros(4)
+    model.fit(x, y, **data)
+    steps = ["begin", "compare_settings", "compare_first_step", "collect_at_epoch_end", "end"]
+    assert callback.events == ["release", *steps]
+    kinds = [type(one) for one in callback.listed]
+    assert kinds[1:4] == [_Listed, keras.callbacks.History, keras.callbacks.ProgbarLogger]
+    callback.events.clear()
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert callback.events == ["synchronize"] * 2
 
 
-def test_on_train_begin(monkeypatch):
-    class_, seen, callback = keras.callbacks.CallbackList, [], keras.callbacks.Callback()
-    monkeypatch.setattr(class_, "on_train_begin", class_.on_train_begin)
-    on_train_begin(seen.append, lambda callbacks: seen.append(len(callbacks)))
-    data = np.zeros((4, 2), "int32"), np.zeros(4)
-    small_model("sgd").fit(*data, verbose=0, callbacks=[callback])
-    assert callback in seen[0]
-    assert seen[1:] == [len(seen[0])]
+test_evaluate = test_predict = test_fit
 
 
 @pytest.mark.parametrize("module", [keras.callbacks, gc.callbacks], ids=["keras", "gc"])
@@ -503,29 +506,25 @@ def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, ca
         assert [line for line in (without, gone) if line in caplog.text] == told
 
 
-def test_on_sums_of_steps(monkeypatch):
-    training = hooks._training
-    monkeypatch.setattr(training, "reduce_per_replica", training.reduce_per_replica)
+def test_reduce_outputs(monkeypatch):
     seen = []
-    hooks.on_sums_of_steps(lambda strategy, outputs, original: seen.append(1) or original())
+    replace(monkeypatch, "test_reduce_outputs", noting(seen))
     small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
     assert seen
 
 
-def test_on_result_of_metric(monkeypatch):
-    utils = hooks._metrics_utils
-    monkeypatch.setattr(utils, "result_wrapper", utils.result_wrapper)
+def test_mark_results(monkeypatch):
     seen = []
-    hooks.on_result_of_metric(lambda result: seen.append(float(result)))
+    replace(monkeypatch, "test_mark_results", noting(seen))
     metric = keras.metrics.Mean()
     metric.update_state([1.0, 3.0])
-    metric.result()
-    assert seen == [2]
+    assert float(metric.result()) == 2
+    assert len(seen) == 1
 
 
-def test_on_results_of_metrics(monkeypatch):
-    monkeypatch.setattr(keras.Model, "get_metrics_result", keras.Model.get_metrics_result)
-    hooks.on_results_of_metrics(lambda model, original: {**original(), "more": 1.0})
+def test_results_of_metrics(monkeypatch):
+    by = lambda original, self: {**original(self), "more": 1.0}  # noqa: E731
+    replace(monkeypatch, "test_results_of_metrics", by)
     history = small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
     assert history.history["more"] == [1]
 
@@ -582,8 +581,9 @@ def test_a_job_resumes_from_a_backup_within_an_epoch(tmp_path):
     assert steps == [18, 9, 18]
 
 
-def test_a_callback_that_comes_too_late_warns():
-    model = small_model("sgd")
-    late = [keras.callbacks.CSVLogger("unused.csv"), gc.callbacks.CompressionMonitor()]
+def test_a_callback_that_comes_too_late_warns(tmp_path):
+    model = small_model(gc.CompressedOptimizer("sgd"))
+    late = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), gc.callbacks.CompressionMonitor()]
+    data = np.zeros((4, 2), "int32"), np.zeros(4)
     with pytest.warns(UserWarning, match="CompressionMonitor comes after CSVLogger"):
-        keras.callbacks.CallbackList(late, model=model)
+        model.fit(*data, verbose=0, callbacks=late)

@@ -9,7 +9,7 @@ import tf_gradcomp as gc
 from tests.bounds import rounding
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import mirrored
-from tf_gradcomp.keras.keras3.loss_scale import unscaled
+from tf_gradcomp.keras.keras3.steps import unscaled
 
 FACTOR = 1024.0
 INNER = {

@@ -324,8 +324,10 @@ def test_an_optimizer_that_applies_by_another_one_is_refused_inside_and_works_ar
 def test_a_loss_scaler_whose_scale_nothing_applies_is_refused():
     scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     inside = keras.optimizers.OptimizerMap(gc.CompressedOptimizer(scaler), {})
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.MultiOptimizer(inside), "mse")
     with pytest.raises(ValueError, match=r"Put a LossScaleOptimizer around the MultiOptimizer"):
-        keras.optimizers.MultiOptimizer(inside).build(new_variables())
+        model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
 
 
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue", "weight_decay"])

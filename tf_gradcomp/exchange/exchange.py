@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
@@ -39,6 +38,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class GradientExchange(tf.Module):

@@ -11,13 +11,13 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.private import tensorflow as tf_private
 
 _NOT_ADAM = (
     "The checkpoint holds Adam's second moments, and residuals that are divided by their roots; "

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.notices import reads_own
 from tf_gradcomp.groups.processes import sums_over_workers
+from tf_gradcomp.private import tensorflow as tf_private
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums
 COLLECT_SECONDS = 3600.0  # how long ranks wait, such as for a rank that validates alone
@@ -242,7 +242,7 @@ class Saving:
         return [*self.counts(), self._assigned]
 
     def _hook(self, variable: tf.Variable) -> None:
-        tf_private_files.save_as(
+        tf_private.save_as(
             variable,
             lambda: tf.convert_to_tensor(self.read(variable)),
             lambda value: self.assign(variable, value),

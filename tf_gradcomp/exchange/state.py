@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.compressors.stages import all_stages
 from tf_gradcomp.groups.communicator import Sent, WordsAhead
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.groups.metadata import Metadata
+from tf_gradcomp.private import tensorflow as tf_private
 
 _MOST_AHEAD = 4096  # words; for longer payloads, padding costs more than it saves
 _PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped again in each step, at a cost

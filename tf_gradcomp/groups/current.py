@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_gradcomp import horovod_here, tf_private
+from tf_gradcomp import horovod_here
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.host_group import HostGroup
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.tf_config import read_tf_config
 
 _USE_STRATEGY = (

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups.communicator import CollectiveCommunicator, Communicator
 from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.groups.slices import sum_of_slices
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class HostGroup(StrategyGroup):

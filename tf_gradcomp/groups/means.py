@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class RareExchanges:

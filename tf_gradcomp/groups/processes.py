@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups import agreement
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER, START_TIMEOUT
 from tf_gradcomp.groups.notices import warn_user
 from tf_gradcomp.groups.rendezvous import connection_error
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.stall_reports import continues, step_name, waits
 
 HEARTBEATS = 60.0  # seconds; a worker may pause for half of it, and with TensorFlow's own 10 for 5
@@ -153,14 +153,14 @@ class CoordinationStore:
         """
         key = _key(worker)
         if report.look > 0:
-            if tf_private_files.announced(key, _ANSWER) is None:  # a write would block forever
+            if tf_private.announced(key, _ANSWER) is None:  # a write would block forever
                 raise TimeoutError
-            tf_private_files.withdraw(key)
-        tf_private_files.announce(key, json.dumps([*report.position, report.look]))
+            tf_private.withdraw(key)
+        tf_private.announce(key, json.dumps([*report.position, report.look]))
 
     def read(self, worker: int, seconds: float) -> Report | None:
         """Returns a worker's latest report; None if the store has none within some seconds."""
-        text = tf_private_files.announced(_key(worker), seconds)
+        text = tf_private.announced(_key(worker), seconds)
         if text is None:
             return None
         events, steps, look = json.loads(text)

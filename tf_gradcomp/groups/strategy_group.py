@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups.communicator import (
     CollectiveCommunicator,
     Communicator,
@@ -16,6 +15,7 @@ from tf_gradcomp.groups.communicator import (
 )
 from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.processes import Processes
+from tf_gradcomp.private import tensorflow as tf_private
 
 _WITHOUT_REDUCTION = (
     tf.distribute.ParameterServerStrategy,

@@ -23,18 +23,24 @@ from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.precondition import AUTO
-from tf_gradcomp.keras.common.version import IS_KERAS_2, install_patches, keras, keras_module
+from tf_gradcomp.keras.common.version import (
+    IS_KERAS_2,
+    install_patches,
+    keras,
+    keras_module,
+    keras_private,
+)
 from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
 from tf_gradcomp.policy import LayerPolicy
+from tf_gradcomp.private.tensorflow import counting_replicas
 from tf_gradcomp.simulation import checks
 from tf_gradcomp.simulation.learners_moments import LearnersMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
 from tf_gradcomp.strategy.random_numbers import drawing_as
-from tf_gradcomp.tf_private import counting_replicas
 
-adam, keras_private = keras_module("adam"), keras_module("keras_private")
+adam = keras_module("adam")
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 

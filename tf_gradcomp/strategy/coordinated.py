@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,10 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import reading_own, reads_own, tell_user
 from tf_gradcomp.noted_saves import note_save
-from tf_gradcomp.strategy.checkpoint_files import Write, replace_checkpoint
+from tf_gradcomp.private import tensorflow as tf_private
+from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import strategy_of_workers
-from tf_gradcomp.whole_files import replacing_path
+from tf_gradcomp.whole_files import move, replacing_path, temporary_folder
 
 _OWN_OF_RANK = (
     "This save holds only the residuals of rank 0: a job that resumes from it lacks the gradients "
@@ -73,35 +75,61 @@ def _comparable(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def write_checkpoint(
-    checkpoint: tf.train.Checkpoint,
-    path: str,
-    options: tf.train.CheckpointOptions,
-    write: Write,
-    note: Callable[[bool], None],
-) -> None:
-    """Writes a `tf.train.Checkpoint` on the workers that write to their own path."""
-    savings = _savings_in(checkpoint)
-    with coordinated(savings, path) as writes:
-        later = options.experimental_enable_async_checkpoint
-        if writes and _is_ours(savings, path) and not later:
-            replace_checkpoint(path, options, write)
-        elif writes:
-            write(path, options)
+@patch(
+    tf_private.WRITE_CHECKPOINT,
+    why="Workers that save to one path overwrite each other's files.",
+    test="test_write_checkpoint",
+    essential=True,
+)
+def write_checkpoint(original: Any, self: Any, file_prefix: Any, options: Any = None) -> Any:
+    """Writes a checkpoint of TensorFlow on the workers that write to their own path."""
+    if not isinstance(file_prefix, str) or not tf.executing_eagerly():
+        return original(self, file_prefix, options)
+    savings = _savings_in(self)
+    options = copy.copy(options) or tf.train.CheckpointOptions()
+    later = options.experimental_enable_async_checkpoint
+    with coordinated(savings, file_prefix) as writes:
+        if later or (writes and not _is_ours(savings, file_prefix)):
+            return original(self, file_prefix, options) if writes else file_prefix
         if writes:
-            note(True)
-    if not writes:
-        note(False)
+            _replace_checkpoint(self, file_prefix, options, original)
+    tf_private.call_after_write(options, file_prefix)
+    return file_prefix
 
 
-def save_model(root: Any, path: str, write: Callable[[str], Any]) -> Any:
-    """Writes a SavedModel on workers that write to their own path; returns TensorFlow's result."""
-    savings = _savings_in(root)
+def _replace_checkpoint(
+    checkpoint: Any, prefix: str, options: tf.train.CheckpointOptions, write: Callable[..., Any]
+) -> None:
+    """Writes a checkpoint into a temporary folder, and moves its files; the index comes last."""
+    options = copy.copy(options)
+    options.experimental_write_callbacks = None
+    folder, name = os.path.split(prefix)
+    os.makedirs(folder or ".", exist_ok=True)
+    with temporary_folder(prefix) as temporary:
+        write(checkpoint, os.path.join(temporary, name), options)
+        for new in sorted(os.listdir(temporary), key=lambda file: file.endswith(".index")):
+            move(os.path.join(temporary, new), os.path.join(folder, new))
+
+
+@patch(
+    tf_private.SAVE_MODEL,
+    why="Workers that export to one path overwrite each other's files.",
+    test="test_save_model",
+)
+def save_model(original: Any, obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes a SavedModel on workers that write to their own path; returns TensorFlow's result.
+
+    `tf.saved_model.save` and Keras' `model.export` call it. An import may reload the public module,
+    so this patch is below it.
+    """
+    path = os.fspath(export_dir)
+    savings = _savings_in(obj)
     with coordinated(savings, path) as writes:
         if writes and _is_ours(savings, path):
+            os.makedirs(path, exist_ok=True)
             with replacing_path(path) as folder:
-                return write(folder)
-        return write(path) if writes else None
+                return original(obj, folder, *args, **kwargs)
+        return original(obj, path, *args, **kwargs) if writes else None
 
 
 def _savings_in(root: Any) -> list[Saving]:

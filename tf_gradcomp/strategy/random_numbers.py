@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_data
+from tf_gradcomp.private import tensorflow as tf_private
+from tf_gradcomp.private.patching import patch
 
 _STRIDE = 0x9E3779B1  # keeps the seeds of replicas apart from the small seeds that programs choose
 _pipeline: contextvars.ContextVar[int] = contextvars.ContextVar("pipeline", default=0)
@@ -86,30 +87,15 @@ def local_state_seed(state: tf.Tensor, generator: Any) -> tf.Tensor:
     return state + index * tf.constant([_STRIDE, 0], state.dtype)
 
 
-def with_local_numbers(dataset: tf.data.Dataset, worker: int) -> tf.data.Dataset:
-    """Returns a dataset whose functions draw a worker's own numbers."""
-    with building_pipeline(worker):
-        return tf_private_data.built_again(dataset, _draw_numbers.__contains__)
-
-
-def local_op_seeds(seeds: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+@patch(
+    tf_private.SEEDS_OF_OP,
+    why="Once a program sets a seed, tf.random draws the same numbers on all workers.",
+    test="test_local_op_seeds",
+)
+def local_op_seeds(original: Any, op_seed: int | None) -> tuple[int | None, int | None]:
     """The two seeds of an op in a replica, from those that all replicas have; None if unseeded."""
+    graph_seed, op_seed = original(op_seed)
     index = _drawing_index()
-    graph_seed, op_seed = seeds
     if not index or op_seed is None:
-        return seeds
+        return graph_seed, op_seed
     return graph_seed, (op_seed + index * _STRIDE) % (2**31 - 1)
-
-
-def local_generator_key(key: tf.Tensor, algorithm: Any) -> tf.Tensor:
-    """The key of a `tf.random.Generator` in a replica, from the key that all replicas have."""
-    index = _drawing_index()
-    if not index:
-        return key
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[1],
-        key=key,
-        counter=tf.constant([index, 0], tf.uint64),
-        alg=algorithm,
-        dtype=tf.uint64,
-    )

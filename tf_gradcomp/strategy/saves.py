@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import reading_own, tell_user
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.private import tensorflow as tf_private
 
 _FIRST_WAIT = 20.0  # seconds to wait for the other workers to save, too
 _LATER_WAIT = 5.0  # after a wait has failed
@@ -100,7 +100,7 @@ class Saves:
     def _announce(self, keys: Sequence[str], path: str) -> int:
         self._written += 1
         for key in keys:
-            tf_private_files.announce(key, json.dumps([path, self._written]))
+            tf_private.announce(key, json.dumps([path, self._written]))
         return self._written
 
     def _collect(self, savings: Sequence[Saving], key: str) -> bool:
@@ -109,7 +109,7 @@ class Saves:
             if any(saving.keeps_sums for saving in savings):
                 tell_user(_SAVED_ALL % self._group.processes.size)
             return True
-        if not tf_private_files.reach_barrier(key, self._wait):
+        if not tf_private.reach_barrier(key, self._wait):
             tell_user(_SAVED_OWN)
             self._wait = _LATER_WAIT
             return False
@@ -121,7 +121,7 @@ class Saves:
         """Returns the number of the chief's save to the same path; None if there is none."""
         for key in keys:
             try:
-                announced: Any = json.loads(tf_private_files.announced(key, seconds) or "null")
+                announced: Any = json.loads(tf_private.announced(key, seconds) or "null")
             except ConnectionError:  # the chief has saved and ended, or never will
                 return None
             if announced and announced[0] == path:
@@ -140,12 +140,12 @@ def _announcing_end(key: str) -> Iterator[None]:
         problem = f"{type(error).__name__}: {error}"
         raise
     finally:
-        tf_private_files.announce(key, problem)
+        tf_private.announce(key, problem)
 
 
 def _wait_for(key: str, path: str) -> None:
     problem = None
     while problem is None:
-        problem = tf_private_files.announced(key, _POLL)
+        problem = tf_private.announced(key, _POLL)
     if problem:
         raise OSError(f"The chief could not save {path!r} for all workers: {problem}")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private, tf_private_data, tf_private_files
+from tf_gradcomp import compressors
 from tf_gradcomp.chief import is_chief, task_in, task_of
 from tf_gradcomp.exchange import setup
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -23,8 +23,8 @@ from tf_gradcomp.groups.notices import reads_own
 from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy import random_numbers
-from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
@@ -121,7 +121,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             rendezvous.warn_of_proxy(task)
             rendezvous.wait_for_workers(task, stalls.start_timeout())
         try:
-            with tf_private_files.coordinating(heartbeat_timeout):
+            with tf_private.coordinating(heartbeat_timeout):
                 super().__init__(cluster_resolver, communication_options)
         except RuntimeError as error:
             if "program startup" not in str(error):
@@ -258,19 +258,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with self._in_step():
             return super().run(fn, *args, **kwargs)
 
-    def experimental_distribute_dataset(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
-    ) -> Any:
-        """Divides data among workers as TensorFlow does.
-
-        If each worker reads other data, such as its own files, their functions draw separate random
-        numbers.
-        """
-        task = task_of(self) if self.group.processes.size > 1 else None
-        if task and task.rank is not None and not tf_private_data.divides_rows(dataset):
-            dataset = random_numbers.with_local_numbers(dataset, task.rank)
-        return super().experimental_distribute_dataset(dataset, options)
-
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
@@ -373,14 +360,9 @@ def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def copied_for_strategies(value: Any) -> Any:
-    """Copies data that Python code returns to TensorFlow, if the program has a strategy."""
-    return in_own_memory(value) if _strategies else value
-
-
-def is_checked(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a strategy is this package's strategy."""
-    return isinstance(strategy, CheckedStrategy)
+def has_strategy() -> bool:
+    """Returns whether the program has created this package's strategy."""
+    return bool(_strategies)
 
 
 def strategy_of_workers() -> CheckedStrategy | None:

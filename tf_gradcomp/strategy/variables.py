@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope
 from tf_gradcomp.groups import bitcast
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class CheckedVariables:

@@ -17,13 +17,16 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import report
-from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver
+from tf_gradcomp.private import tensorflow as tf_private
 
 LIBRARY = str(Path(gc.__file__).parent)
-OLDER = [("strategy/strategy.py", "run"), ("keras/common/hooks.py", "first")]
+OLDER = [
+    *((f"{room}/strategy.py", "run") for room in ("strategy", "keras/common")),
+    ("keras/common/fit.py", "fit"),
+]
 ENCODERS = ("AdaCompEncode", "PowerSgdLeft")
-FIRST = ("apply_gradients", "reduce_in_optimizer", "reduce_gradients")
+FIRST = ("apply_gradients", "reduce_gradients")
 found = {}
 create = tf.Graph._create_op_internal
 method = None

@@ -8,8 +8,8 @@ from common import digits
 import tf_gradcomp as gc
 from tests.ranks import RANK, report
 from tests.replicas import method_names
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups import agreement
+from tf_gradcomp.private import tensorflow as tf_private
 
 ODD = RANK == 1
 x, y = digits(64, features=8)

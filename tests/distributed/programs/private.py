@@ -7,9 +7,9 @@ from common import dense_model, digits
 from tensorflow.python.eager import context
 
 from tests.ranks import RANK, report
-from tf_gradcomp import tf_private, tf_private_data, tf_private_files
+from tf_gradcomp.private import tensorflow as tf_private
 
-with tf_private_files.coordinating(20.5):
+with tf_private.coordinating(20.5):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
@@ -68,18 +68,6 @@ def launch_broadcast():
     return [run(tf.constant(step % 2)).numpy() for step in range(3)]
 
 
-def begin_steps_with_own_data():
-    """Returns the numbers of steps of the workers; one worker has data for a single step."""
-    tf_private_data.begin_steps_with_own_data(lambda other: other is strategy)
-    batches = tf.data.Dataset.range(1 + RANK).batch(1)
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
-    has_data = tf.function(lambda: iterator.get_next_as_optional().has_value())
-    steps = 0
-    while has_data():
-        steps += 1
-    return steps
-
-
 def allow_collectives_in_loops():
     """Sums in a function that is called from a branch within a loop, as Keras does."""
     tf_private.allow_collectives_in_loops(strategy)
@@ -133,13 +121,6 @@ def broadcasting_no_variables():
     return [own.numpy(), of_first.numpy()]
 
 
-def let_variables_become_numbers():
-    tf_private.let_variables_become_numbers()
-    with strategy.scope():
-        variable = tf.Variable(2.5)
-    return [float(variable), int(variable), complex(variable).imag]
-
-
 def host_all_gather():
     return tf_private.host_all_gather(strategy, tf.constant([RANK])).numpy()
 
@@ -158,14 +139,14 @@ def is_collective():
 
 def announced():
     """Returns the results of three barriers; one worker misses the second."""
-    tf_private_files.announce(f"test/{RANK}", f"by {RANK}")
-    told = [tf_private_files.announced(f"test/{rank}", 60) for rank in range(2)]
-    come = [tf_private_files.reach_barrier("test/first", 60)]
-    come.append(RANK == 0 and tf_private_files.reach_barrier("test/second", 0.5))
-    come.append(tf_private_files.reach_barrier("test/third", 60))
-    tf_private_files.withdraw(f"test/{RANK}")
-    nothing = [tf_private_files.announced(f"test/{key}", 0.1) for key in ("nothing", RANK)]
-    tf_private_files.announce(f"test/{RANK}", "again")
+    tf_private.announce(f"test/{RANK}", f"by {RANK}")
+    told = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
+    come = [tf_private.reach_barrier("test/first", 60)]
+    come.append(RANK == 0 and tf_private.reach_barrier("test/second", 0.5))
+    come.append(tf_private.reach_barrier("test/third", 60))
+    tf_private.withdraw(f"test/{RANK}")
+    nothing = [tf_private.announced(f"test/{key}", 0.1) for key in ("nothing", RANK)]
+    tf_private.announce(f"test/{RANK}", "again")
     return {"told": told, "come": come, "nothing": nothing}
 
 
@@ -213,12 +194,10 @@ CHECKS = (
     sum_over_workers,
     rank,
     launch_broadcast,
-    begin_steps_with_own_data,
     allow_collectives_in_loops,
     exchange_no_empty_tensors,
     broadcast_no_empty_variables,
     broadcasting_no_variables,
-    let_variables_become_numbers,
     announced,
     on_collectives,
     stock_fit,

@@ -3,21 +3,18 @@
 WAY is `strategy`, or `plain` for a process without a strategy.
 """
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.ranks import RANK, SIZE, argument, digest, report
+from tests.ranks import SIZE, argument, digest, report
 
 WAY, FOLDER = argument(1), argument(2)
 STEPS, ROWS, KEEP = 40, 8, 0.75  # the rows of all workers
 FEATURES = 512
 strategy = tf.distribute.get_strategy() if WAY == "plain" else gc.MultiWorkerMirroredStrategy()
 keras.utils.set_random_seed(0)
-tf.random.set_global_generator(tf.random.Generator.from_seed(7))
 IMAGES = np.random.RandomState(0).normal(size=(2, 4, 4, 1)).astype("float32")
 
 with strategy.scope():
@@ -26,7 +23,6 @@ with strategy.scope():
     recurrent = keras.layers.LSTM(8, dropout=0.5)
     recurrent.build((None, 3, 16))
     generator = keras.random.SeedGenerator(3)
-    tensorflow_generator = tf.random.Generator.from_seed(5)
 outside = keras.layers.Dropout(0.5)
 
 
@@ -49,8 +45,6 @@ KINDS = {
     "a nested tf.function": nested,
     "tf.nn.dropout": lambda: tf.nn.dropout(tf.ones((2, 16)), 0.5),
     "tf.image": lambda: tf.image.random_brightness(IMAGES, 0.5),
-    "tf.random.Generator": lambda: tensorflow_generator.normal((4,)),
-    "global tf.random.Generator": lambda: tf.random.get_global_generator().normal((4,)),
 }
 
 
@@ -93,17 +87,9 @@ def batches():
         part = data().shard(context.num_input_pipelines, context.input_pipeline_id)
         return part.map(augmented()).batch(ROWS // context.num_input_pipelines)
 
-    part = data().shard(SIZE, RANK).repeat().map(augmented()).batch(ROWS)  # for all workers
-    off = tf.data.Options()
-    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    lines = tf.data.TextLineDataset([f"{FOLDER}/{i}.txt" for i in range(2)])
-    draw = augmented()
-    numbers = lines.map(lambda line: draw(IMAGES[0], tf.strings.to_number(line, tf.int64)))
     distributed = {
         "shared": shared,
         "by function": strategy.distribute_datasets_from_function(build),
-        "own part": strategy.experimental_distribute_dataset(part.with_options(off)),
-        "files": strategy.experimental_distribute_dataset(numbers.batch(ROWS)),
     }
     return {name: [own(part) for part in next(iter(data))] for name, data in distributed.items()}
 
@@ -217,8 +203,6 @@ def resumed():
     return trained(4, [gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False)], seed=12)
 
 
-for file in range(2):
-    Path(FOLDER, f"{file}.txt").write_text("\n".join(str(4 * file + row) for row in range(4)))
 seen = {
     "drawn": drawn(),
     "batches": batches(),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from common import Setup, dense_model, digits, say
 
 from tests.ranks import RANK, report
-from tf_gradcomp import tf_private
+from tf_gradcomp.private import tensorflow as tf_private
 
 FOLDER, REPLICAS, WAYS = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 if REPLICAS > 1:

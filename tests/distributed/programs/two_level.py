@@ -16,9 +16,9 @@ from common import classification_loss, scalar
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, digest, exchange_of, inner_of, report
-from tf_gradcomp import tf_private
 from tf_gradcomp.groups.means import means_over_replicas
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.private import keras3 as keras_private
+from tf_gradcomp.private import tensorflow as tf_private
 
 REPLICAS, SAVED, LOADED = int(argument(1)), pathlib.Path(argument(2)), pathlib.Path(argument(3))
 FLAT, BY_STRATEGY = (word in argument(4, "") for word in ("flat", "strategy"))

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import BATCH, BY_HOROVOD, SIZE, digest, inner_of, own_rows, values
-from tf_gradcomp.keras.keras2 import keras_private
+from tf_gradcomp.private import keras2 as keras_private
 
 keras = tf.keras
 legacy = keras.optimizers.legacy

@@ -19,7 +19,7 @@ from tests.ranks import (
     exchange_of,
     report,
 )
-from tf_gradcomp import tf_private
+from tf_gradcomp.private import tensorflow as tf_private
 
 STEPS = 8
 BUILT_IN_STEP = ("EMA", "legacy loss scale", "LazyAdam")  # as where nobody builds the optimizer

@@ -22,9 +22,7 @@ from tf_gradcomp.groups.notices import out_of_scope
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder
-from tf_gradcomp.keras.common.version import keras, keras_module
-
-keras_private = keras_module("keras_private")
+from tf_gradcomp.keras.common.version import keras, keras_private
 
 _GAVE_UP = (
     "LGC: the residuals are three times as large as when the autoencoder came into use: it misses "

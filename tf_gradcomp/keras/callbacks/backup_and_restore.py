@@ -9,16 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.checkpoints import path_of, worker_path
-from tf_gradcomp.chief import worker_of_rank
+from tf_gradcomp.chief import path_of, worker_of_rank, worker_path
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.restarts import end_if_asked
-from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
+from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
-
-keras_private = keras_module("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -84,6 +81,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         """Saves, if a save is due after this batch."""
         with self._saving_on_all():
             super().on_train_batch_end(batch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Deletes the backup, on the first worker."""
+        if IS_KERAS_2 or self._group(self.model).processes.is_first:
+            super().on_train_end(logs)
 
     @contextlib.contextmanager
     def _saving_on_all(self) -> Iterator[None]:

@@ -7,9 +7,7 @@ from typing import Any
 
 from tf_gradcomp.keras.common.initial_state import broadcast_initial_state, ranks_of
 from tf_gradcomp.keras.common.strategy import BATCHES
-from tf_gradcomp.keras.common.version import keras, keras_module
-
-keras_private = keras_module("keras_private")
+from tf_gradcomp.keras.common.version import keras, keras_private
 
 
 class BroadcastInitialState(keras.callbacks.Callback):

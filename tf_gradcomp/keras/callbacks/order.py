@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from tf_gradcomp.keras.common.hooks import callbacks_of_fit
+from tf_gradcomp.keras.common.fit import callbacks_of_fit
 from tf_gradcomp.keras.common.version import keras
 
 READERS = (

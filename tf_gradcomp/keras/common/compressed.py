@@ -242,7 +242,7 @@ class Compressed(TakesLocalSteps):
     def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
         """Returns the gradients as this replica adds them to the sums."""
         means = self._takes_means()
-        losses.tell_of_wrong_share(grads, means=means)
+        losses.tell_of_wrong_share(means=means)
         if not means:
             return list(grads)
         return [divided(gradient, self.group.all_replicas.size) for gradient in grads]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private
+from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
@@ -19,7 +19,7 @@ from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.policy import LayerPolicy, checked_policy
-from tf_gradcomp.strategy.undivided_means import tell_of_undivided_mean
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 class _Step(NamedTuple):
@@ -128,7 +128,6 @@ class CompressedAllReduce(tf_private.ForwardingOps):
             ValueError: Outside a replica context.
             RuntimeError: In a branch, a loop or a `tf.function` within `strategy.run`.
         """
-        tell_of_undivided_mean(gradients)
         return with_missing(gradients, self.reduction(gradients, variables, variables)())
 
     def reduction(

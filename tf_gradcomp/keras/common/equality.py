@@ -14,7 +14,7 @@ from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.facts import facts_of
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import compressed_in, optimizers_of, wrappers_of
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
@@ -51,7 +51,7 @@ def compare_model(model: keras.Model, event: str) -> None:
         return
     equal = list(model.trainable_variables)
     for optimizer in optimizers_of(model):
-        equal += keras_module("keras_private").own_variables(optimizer)
+        equal += keras_private.own_variables(optimizer)
     skipped = {id(variable) for variable in [*equal, *_batch_statistics(model)]}
     others = [variable for variable in model.variables if id(variable) not in skipped]
     others = [variable for variable in others if not _is_separate(variable)]
@@ -77,7 +77,7 @@ def compare_optimizer(optimizer: Any) -> None:
     group = optimizer.exchange.group.all_replicas
     if optimizer.local_steps or not getattr(group.strategy, "compare_variables", False):
         return
-    own = keras_module("keras_private").own_variables(optimizer)
+    own = keras_private.own_variables(optimizer)
     equal = [v for v in (*optimizer.trained_variables, *own) if not _is_separate(v)]
     compare(group, equal, [], _settings_of([optimizer]), "before state is collected")
 
@@ -184,7 +184,7 @@ def _settings_of(optimizers: Iterable[Any]) -> dict[str, str]:
 
 
 def _batch_statistics(model: keras.Model) -> list[Any]:
-    layers = keras_module("keras_private").layers_of(model)
+    layers = keras_private.layers_of(model)
     norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     return [variable for layer in norms for variable in layer.non_trainable_variables]
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.coordinated import coordinated, writes_file
 from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
-
-_WITHOUT_OPTIMIZER = (
-    "%s holds the model without its optimizer: Keras' old HDF5 format cannot hold the state of a "
-    "CompressedOptimizer. To continue training from a file, save to a path that ends in .keras."
-)
 
 
 def savings_of(model: keras.Model) -> list[Saving]:
@@ -29,34 +23,22 @@ def savings_of(model: keras.Model) -> list[Saving]:
     for wrapper in wrappers:
         if wrapper.rounds is not None:
             wrapper.rounds.add_model(model)
-    return [one.exchange.saving for one in wrappers if one.exchange.built]
+    return [wrapper.exchange.saving for wrapper in wrappers if wrapper.exchange.built]
 
 
-def save(
-    model: keras.Model, path: str, write: Callable[[], Any], original: Callable[[], Any]
-) -> None:
-    """Replaces Keras' function that writes a model's file.
+def is_coordinated(model: keras.Model) -> bool:
+    """Returns whether workers save a model together, or its optimizer has state of each worker."""
+    return strategy_of_workers() is not None or any(wrappers_of(model))
 
-    Args:
-        model: The model.
-        path: The path of the file.
-        write: Writes the file like Keras, completely or not at all.
-        original: Keras' function.
-    """
-    if strategy_of_workers() is None and not any(wrappers_of(model)):
-        original()
+
+@contextlib.contextmanager
+def saving(model: keras.Model, path: str) -> Iterator[bool]:
+    """Coordinates a save of a model; yields whether this worker writes the file."""
+    if not is_coordinated(model):
+        yield True
         return
     with coordinated(savings_of(model), path) as writes:
-        if writes:
-            write()
-
-
-def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
-    """Returns whether a file in Keras' old HDF5 format cannot hold the optimizer; logs it."""
-    wrapped = any(wrappers_of(model))
-    if wrapped:
-        tell_user(_WITHOUT_OPTIMIZER % path)
-    return wrapped
+        yield writes
 
 
 def collect_at_epoch_end(model: keras.Model) -> None:
@@ -67,10 +49,10 @@ def collect_at_epoch_end(model: keras.Model) -> None:
 
 
 def collect(model: keras.Model) -> None:
-    """Collects the workers' own state, so that the chief's callbacks can save alone."""
+    """Collects the workers' local state, so that the chief's callbacks can save alone."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
-        for saving in savings_of(model):
-            saving.collect()
+        for one in savings_of(model):
+            one.collect()
 
 
 def synchronize(model: keras.Model) -> None:
@@ -83,8 +65,8 @@ def synchronize(model: keras.Model) -> None:
 def release(model: keras.Model) -> None:
     """Frees the memory of collected state, because steps are about to change the state."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
-        for saving in savings_of(model):
-            saving.forget()
+        for one in savings_of(model):
+            one.forget()
 
 
 def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None = None) -> str:

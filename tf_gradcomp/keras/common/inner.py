@@ -8,9 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
-from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_module
-
-keras_private = keras_module("keras_private")
+from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_private
 
 _WHAT_HOROVOD_DOES = (
     "gradients would be summed twice, or weights averaged without any sum"

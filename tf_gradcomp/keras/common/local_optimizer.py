@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private_files
+from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -23,6 +23,7 @@ from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.local.gossip import Gossip, method_for_gradients, settings_of
 from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds
 from tf_gradcomp.keras.local.settings import check_can_be_local, check_method
+from tf_gradcomp.private import tensorflow as tf_private
 
 _LOG = tf.get_logger()
 _DROPPED = (
@@ -55,7 +56,7 @@ class OuterKind(tf.Module):
             lambda: shared_variable(self.number, tf.int64, saved_state.OUTER_CLASS)
         )
         own = tf.constant(self.number, tf.int64)
-        tf_private_files.save_as(native(self._saved), lambda: own, self.check)
+        tf_private.save_as(native(self._saved), lambda: own, self.check)
 
     def check(self, saved: Any) -> None:
         """Refuses the number in a checkpoint if it belongs to another class.

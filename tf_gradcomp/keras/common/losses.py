@@ -1,36 +1,25 @@
-"""Warns users if a loss is divided by the number of replicas twice, or never."""
+"""Warns users if Keras divides a loss by the number of replicas twice, or never."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.strategy import undivided_means
 
 _noted: dict[str, tuple[tf.Graph, bool]] = {}  # the graph in which a loss was traced, and `divided`
 
 
-def note(loss: tf.Tensor, *, divided: bool) -> None:
+def note(*, divided: bool) -> None:
     """Records, while a step is traced, whether Keras divides its loss by the number of replicas."""
     _noted["latest"] = (tf.compat.v1.get_default_graph(), divided)
-    if divided:
-        undivided_means.note_divided(loss)
 
 
-def tell_of_wrong_share(gradients: Sequence[Any], *, means: bool) -> None:
-    """Warns the user if a loss of this step, with these gradients, is divided twice or never."""
+def tell_of_wrong_share(*, means: bool) -> None:
+    """Warns the user if a loss of this step is divided twice or never."""
     graph, divided = _noted.pop("latest", (None, means))
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas == 1:
+    if replicas == 1 or graph is not tf.compat.v1.get_default_graph() or divided != means:
         return
-    if graph is not tf.compat.v1.get_default_graph() or divided != means:
-        if not means:
-            undivided_means.tell_of_undivided_mean(gradients)
-        return
-    undivided_means.forget_gradients()
     if means:
         tell_user(
             f"Keras divides a loss by the number of replicas, {replicas}, and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tf_gradcomp.exchange.gradients import path_of
-from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,
@@ -15,8 +15,6 @@ from tf_gradcomp.policy import (
     LayerPolicy,
     kind_by_rule,
 )
-
-keras_private = keras_module("keras_private")
 
 
 class Policy(LayerPolicy):

@@ -13,9 +13,9 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.keras.common.version import keras_module
+from tf_gradcomp.keras.common.version import keras_module, keras_private
 
-adam, keras_private = keras_module("adam"), keras_module("keras_private")
+adam = keras_module("adam")
 
 AUTO, LOCAL = "auto", "local"
 _SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names for its own

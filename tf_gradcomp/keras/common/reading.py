@@ -127,6 +127,11 @@ class GeneratorReader:
         self._first = _InspectedBatches()
         self._taken = _IteratorBatches(self._first)
 
+    @property
+    def first_batch(self) -> Any:
+        """The first batch that Keras has inspected."""
+        return self._first.batches[0]
+
     def __iter__(self) -> Iterator[Any]:
         """Yields the first batches, which Keras inspects and passes to each iterator again."""
         self._source.switch_to(self._first)

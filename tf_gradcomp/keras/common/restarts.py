@@ -10,7 +10,7 @@ import numpy as np
 from tf_gradcomp.environment import REGROUP, REGROUPED
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.processes import Processes
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.noted_saves import may_be_restarted, saved_before
 
 _RESUMES = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
@@ -33,6 +33,14 @@ def tell_if_backup_is_gone(callback: keras.callbacks.BackupAndRestore) -> None:
             f"{os.fspath(callback.backup_dir)!r} here, although this job saved before it was "
             "restarted. Save to a disk that all workers share."
         )
+
+
+def tell_if_backups_are_gone(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Tells the user, after all callbacks have begun, that Keras 2 has found no backup."""
+    for callback in callbacks:
+        restores = isinstance(callback, keras.callbacks.BackupAndRestore)
+        if restores and not any(keras_private.initial_place(callback.model, None)):
+            tell_if_backup_is_gone(callback)
 
 
 def end_if_asked(processes: Callable[[], Processes]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_data
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.processes import Processes
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _EMPTY = (
@@ -34,12 +34,12 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
     """
     if not isinstance(strategy, CheckedStrategy):
         return None
-    replicas, shared = strategy.num_replicas_in_sync, tf_private_data.shared_by_workers(distributed)
+    replicas, shared = strategy.num_replicas_in_sync, tf_private.shared_by_workers(distributed)
     if shared is None or replicas == 1:
-        own = tf_private_data.undistributed(distributed)
+        own = tf_private.undistributed(distributed)
         batch = None if own is None else next(iter(own.take(1)), None)
         return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
-    of_files = shared is not tf_private_data.undistributed(distributed)
+    of_files = shared is not tf_private.undistributed(distributed)
     dataset = shared.batch(2**30) if of_files else shared  # all names at once
     batch = next(iter(dataset.take(1)), None)
     flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []

@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.setup import report_no_effect
+from tf_gradcomp.groups.means import means_over_replicas
 from tf_gradcomp.groups.slices import sum_of_concatenated
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.compressed_all_reduce import (
     CompressedAllReduce,
     compressed_all_reduce,
 )
-from tf_gradcomp.keras.common.version import install_patches, keras, keras_module
+from tf_gradcomp.keras.common.version import install_patches, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
+from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
-
-keras_private = keras_module("keras_private")
 
 BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
@@ -82,6 +81,31 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         install_patches()
 
     _new_ops = CompressedAllReduce
+    _outputs: Sequence[Any] = ()  # of the latest step of a model
+    _means: Sequence[tf.Tensor] = ()  # of the outputs, once Keras has asked for one of them
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn` on all replicas; see `tf.distribute.Strategy.run`."""
+        outputs = super().run(fn, *args, **kwargs)
+        is_step = isinstance(getattr(fn, "__self__", None), keras.Model)
+        self._outputs = tf.nest.flatten(outputs) if is_step else ()
+        self._means = ()
+        return outputs
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Reduces like TensorFlow, and also values that TensorFlow refuses.
+
+        Keras 3 asks for the mean of each output of a step over an axis (keras-team/keras#20585).
+        Here it gets means over the replicas, which share one collective. With local steps, the
+        means belong to the latest step with an exchange, because a collective in each step would
+        make workers wait for each other in each step.
+        """
+        index = next((i for i, output in enumerate(self._outputs) if output is value), None)
+        if index is None or axis != 0 or self.num_replicas_in_sync == 1:
+            return super().reduce(reduce_op, value, axis)
+        if not self._means:
+            self._means = means_over_replicas(self, self._outputs, self.rare_exchanges)
+        return self._means[index]
 
     @staticmethod
     def _in_step() -> contextlib.AbstractContextManager[None]:

@@ -8,54 +8,50 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_gradcomp.groups.agreement import keras_version
-from tf_gradcomp.strategy.patches import Patch, UntestedVersionError, apply
+from tf_gradcomp.groups.notices import warn_user
+from tf_gradcomp.private.patching import PATCHES, UntestedVersionError, apply
 
 IS_KERAS_2 = not hasattr(tf.keras, "ops")
 if TYPE_CHECKING or not IS_KERAS_2:
     import keras
 else:
     keras = tf.keras
+NAME = "Keras 2" if IS_KERAS_2 else "Keras 3"
+KERAS = "tensorflow.keras" if IS_KERAS_2 else "keras"  # the name of the module
+
+__all__ = [
+    "IS_KERAS_2",
+    "KERAS",
+    "NAME",
+    "check_is_keras_3",
+    "install_patches",
+    "keras",
+    "keras_module",
+    "keras_private",
+]
+
+_VERSIONS = f"Keras {keras_version()} and TensorFlow {tf.__version__}"
 # What is tested, and how to install it.
 _TESTED_3 = "Keras 3.15, and TensorFlow 2.17 to 2.21", '"keras==3.15.*"'
 _TESTED_2 = "TensorFlow 2.15, and tf_keras 2.21", '"tensorflow-cpu==2.15.*"'
-NAME = "Keras 2" if IS_KERAS_2 else "Keras 3"
-
-__all__ = ["IS_KERAS_2", "NAME", "check_is_keras_3", "install_patches", "keras", "keras_module"]
+_REMEDY = "It is tested with {}: pip install {}.".format(*(_TESTED_2 if IS_KERAS_2 else _TESTED_3))
 
 
-def keras_module(name: str) -> Any:
-    """Imports `keras2/<name>.py` or `keras3/<name>.py`, for the Keras version in use."""
-    package = "keras2" if IS_KERAS_2 else "keras3"
-    return importlib.import_module(f"tf_gradcomp.keras.{package}.{name}")
-
-
-def install_patches() -> None:
-    """Replaces the functions of TensorFlow and of this Keras that `patches.py` lists.
-
-    Raises:
-        UntestedVersionError: If a function that training needs is missing or has changed.
-    """
-    versions = f"Keras {keras_version()} and TensorFlow {tf.__version__}"
-    tested, install = _TESTED_2 if IS_KERAS_2 else _TESTED_3
-    remedy = f"It is tested with {tested}: pip install {install}."
+def _imported(name: str) -> Any:
+    """Imports a module that needs private API of Keras."""
     try:
-        patches = keras_module("patches").PATCHES
+        return importlib.import_module(f"tf_gradcomp.{name}")
     except (AttributeError, ImportError) as error:
+        if isinstance(error, UntestedVersionError) or "keras" not in str(error):
+            raise
         raise UntestedVersionError(
-            f"tf_gradcomp cannot train with {versions}: {error}. {remedy}"
+            f"tf_gradcomp cannot train with {_VERSIONS}: {error}. {_REMEDY}"
         ) from error
-    _apply_once(patches, versions, remedy)
-
-
-@functools.cache
-def _apply_once(patches: Sequence[Patch], versions: str, remedy: str) -> None:
-    apply(patches, versions, remedy)
 
 
 def check_is_keras_3() -> None:
@@ -71,3 +67,26 @@ def check_is_keras_3() -> None:
             f"tf_gradcomp works with Keras 3.15 and newer; found {keras.__version__}: pip install "
             "--upgrade keras."
         )
+
+
+if not IS_KERAS_2:
+    check_is_keras_3()
+keras_private = _imported("private.keras2" if IS_KERAS_2 else "private.keras3")
+
+
+def keras_module(name: str) -> Any:
+    """Imports `keras2/<name>.py` or `keras3/<name>.py`, for the Keras version in use."""
+    return _imported(f"keras.{'keras2' if IS_KERAS_2 else 'keras3'}.{name}")
+
+
+@functools.cache
+def install_patches() -> None:
+    """Replaces the functions of TensorFlow and of this Keras that are decorated with `patch`.
+
+    Raises:
+        UntestedVersionError: If a function that training needs is missing or has changed.
+    """
+    importlib.import_module("tf_gradcomp.strategy.data")
+    for name in ("training", "files"):
+        keras_module(name)
+    apply(PATCHES, _VERSIONS, _REMEDY, warn_user)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.adam import momentum
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.keras.common.version import keras
-from tf_gradcomp.keras.keras2 import keras_private
+from tf_gradcomp.private import keras2 as keras_private
 
 
 def possible_preconditioner(optimizer: Any) -> Preconditioner | None:

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_gradcomp.adam import momentum
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.keras.common.hooks import with_methods
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.private import keras3 as keras_private
+from tf_gradcomp.private.patching import with_methods
 
 STEPS: dict[type, momentum.Step] = {
     keras.optimizers.Adam: momentum.adam,

@@ -24,11 +24,11 @@ from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
-from tf_gradcomp.keras.keras3 import averages, keras_private, local
+from tf_gradcomp.keras.keras3 import steps
 from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
-from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
 from tf_gradcomp.keras.local.gossip import new_rounds
 from tf_gradcomp.keras.local.settings import LocalSteps
+from tf_gradcomp.private import keras3 as keras_private
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -136,16 +136,16 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     def _build_rounds(self, settings: LocalSteps, variables: Sequence[keras.Variable]) -> None:
         if not self.passes_through():
-            local.check_no_constraints(variables)
+            steps.check_no_constraints(variables)
         outer = self.outer_optimizer
         if outer is not None:
             if not self.passes_through():
                 check_created_in_scope(keras_private.step_counter(outer), "outer")
             outer.build(variables)
-        update = functools.partial(local.update_common, outer)
+        update = functools.partial(steps.update_common, outer)
         of_exchange = (self.exchange, self._residual_units, variables)
         of_inner = (self._inner_state, lambda: keras_private.own_variables(self._core))
-        updates = functools.partial(local.updates, self._core, self.group)
+        updates = functools.partial(steps.updates, self._core, self.group)
         others = (updates, getattr(outer, "iterations", None), self._reconcile)
         self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
 
@@ -188,7 +188,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.rounds and self.group.size == 1:
             self.rounds.apply_residuals()
-            self.rounds.count_step(counts=local.is_update(self._core))
+            self.rounds.count_step(counts=steps.is_update(self._core))
         if self.passes_through():
             if self._accumulation:
                 self._accumulation.move_to_inner()
@@ -199,7 +199,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             self._applies.apply(grads, variables)
             return
         self.exchange.group.check_current()
-        grads = unscaled(grads, scaler, self._core.loss_scale_factor)
+        grads = steps.unscaled(grads, scaler, self._core.loss_scale_factor)
         grads = self._shares(grads)
         # Not before the gradients exist: at the end of the data, an error ends the step.
         # Without the group, each op would depend on each gradient.
@@ -282,17 +282,17 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             each_replica(accumulation.add, args=(grads, variables))
             # Keras averages and constrains weights on these steps, too.
             each_replica(keras_private.update_averages, args=(self._core,))
-            constrain = functools.partial(each_replica, averages.constrain, args=(variables,))
+            constrain = functools.partial(each_replica, steps.constrain, args=(variables,))
             self._overwrite_by_averages(strategy, self._core.iterations + 1, constrain)
             counter.assign_add(1)
 
-        tf.cond(local.is_update(self._core), update, accumulate)
+        tf.cond(steps.is_update(self._core), update, accumulate)
 
     @property
     def _step(self) -> Callable[..., None]:
         if self.rounds is None or self.group.size == 1:
             return self._exchange_and_apply
-        return functools.partial(local.step, self.rounds, self._core, self._exchange_and_apply)
+        return functools.partial(steps.step, self.rounds, self._core, self._exchange_and_apply)
 
     def _exchange_and_apply(
         self,
@@ -311,9 +311,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
-        tf.cond(finite, update, lambda: local.restart_accumulation(self._core))
+        tf.cond(finite, update, lambda: steps.restart_accumulation(self._core))
         if scaler is not None:
-            update_loss_scale(scaler, finite)
+            steps.update_loss_scale(scaler, finite)
 
     @property
     def trained_variables(self) -> Sequence[keras.Variable]:
@@ -324,7 +324,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, *given: Any) -> None:
-        averages.overwrite_if_due(strategy, self._core, self._trainable_variables, *given)
+        steps.overwrite_if_due(strategy, self._core, self._trainable_variables, *given)
 
     @property
     def variables(self) -> list[keras.Variable]:

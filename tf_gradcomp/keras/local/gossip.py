@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors, tf_private, tf_private_files
+from tf_gradcomp import compressors
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
@@ -25,6 +25,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.local.fragments import Fragment
 from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds, drift, refuse_weights
 from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
+from tf_gradcomp.private import tensorflow as tf_private
 
 RING = "ring"
 _DEFAULT_METHOD = "adacomp"  # of CompressedOptimizer
@@ -404,7 +405,7 @@ class GossipRounds(Rounds):
     ) -> None:
         super().__init__(settings, exchange, units, *others)
         unit = native(units.of_weights)
-        tf_private_files.save_as(unit, lambda: tf.constant(False), self._restore_unit)
+        tf_private.save_as(unit, lambda: tf.constant(False), self._restore_unit)
         (fragment,) = self._own.fragments
         shapes = [weight.shape for weight in fragment.weights]
         with tf.init_scope():

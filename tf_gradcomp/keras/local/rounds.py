@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -34,6 +33,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.local.fragments import Fragment, due_after, split
 from tf_gradcomp.keras.local.settings import LocalSteps, length_at
+from tf_gradcomp.private import tensorflow as tf_private
 
 
 def local_share(
@@ -127,9 +127,9 @@ class ResidualUnits(tf.Module):
         )
         self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
-            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
+            tf_private.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
             none = tf.constant(0, tf.int64)
-            tf_private_files.save_as(self.steps, lambda: none, lambda steps: None)
+            tf_private.save_as(self.steps, lambda: none, lambda steps: None)
 
 
 def refuse_weights(of_weights: tf.Tensor) -> None:
@@ -233,7 +233,7 @@ class Rounds:
         exchange.saving.finish_before(self)
         # Not every method has state that `Saving` restores.
         unit = native(units.of_weights)
-        tf_private_files.save_as(unit, self._of_weights.read_value, self._restore_unit)
+        tf_private.save_as(unit, self._of_weights.read_value, self._restore_unit)
 
     def _new_variables(self, variables: Sequence[Any], places: Sequence[int]) -> _Variables:
         elements = [self._exchange.specs[place].elements for place in places]

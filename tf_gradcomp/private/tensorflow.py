@@ -1,32 +1,43 @@
-"""Private API of TensorFlow: strategies and their collectives.
-
-Only this module and the `tf_private_*.py` touch private API. Each function says why the public API
-is not enough. `tests/test_private_api.py` has one test for each name used here, and fails by that
-name when a release changes it.
-"""
+"""Private API of TensorFlow: strategies and their collectives, data, and checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint as _checkpoint
+from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import collective_all_reduce_strategy as _collective_strategy
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.distribute import mirrored_strategy as _mirrored_strategy
-from tensorflow.python.distribute import values as _values
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.trackable import base as _trackable
+
+# Functions that `patch` replaces. No public function is called in all cases, or knows as much.
+WRITE_CHECKPOINT = "tensorflow.python.checkpoint.checkpoint.Checkpoint._write"
+SAVE_MODEL = "tensorflow.python.saved_model.save.save_and_return_nodes"
+CALL_PYTHON = "tensorflow.python.ops.script_ops.FuncRegistry.__call__"
+COUNT_REPLICAS_WITH_DATA = "tensorflow.python.distribute.input_lib._calculate_replicas_with_values"
+SEEDS_OF_OP = "tensorflow.python.framework.random_seed.get_seed"
 
 _HOST_GROUP_KEY = 1_000_000  # far from the keys that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
 _MEANS_GROUP_KEY = 3_000_000  # likewise
 _FIRST_COUNTED_KEY = 1_000_000_000  # likewise
+# Datasets of files, which TensorFlow divides among the workers.
+_READERS = (
+    tf.data.TFRecordDataset,
+    tf.data.TextLineDataset,
+    tf.data.FixedLengthRecordDataset,
+)
 _Launchers = weakref.WeakKeyDictionary[tf.distribute.Strategy, Any]
 _host_launchers: _Launchers = weakref.WeakKeyDictionary()
 _worker_launchers: _Launchers = weakref.WeakKeyDictionary()
@@ -351,20 +362,6 @@ def _calling(
     return result
 
 
-def let_variables_become_numbers() -> None:
-    """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
-
-    They work for all other variables, so callbacks use them for the learning rate.
-    """
-    for name, number in {"__float__": float, "__int__": int, "__complex__": complex}.items():
-        if not hasattr(_values.DistributedVariable, name):
-            setattr(_values.DistributedVariable, name, _by_numpy(number))
-
-
-def _by_numpy(number: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda variable: number(variable.numpy())
-
-
 def in_loop_or_eager() -> bool:
     """Tells whether code runs eagerly, or is traced within a loop or branch of a function.
 
@@ -456,3 +453,149 @@ def in_xla() -> bool:
     """Returns whether XLA, which has no kernel for our ops, compiles the traced code."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def end_in_background(iterator: Any) -> None:
+    """Lets a distributed iterator end in a thread when it is dropped.
+
+    TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
+    thread that checks immediately would sleep for about the iterator's lifetime, up to a minute,
+    and Keras would wait for this thread between two epochs.
+    """
+    weakref.finalize(iterator, _end_in_background, iterator._iterators).atexit = False
+
+
+def _end_in_background(owned: list[Any]) -> None:
+    """Empties a list that an object still holds just before it is deleted."""
+    taken = list(owned)
+    owned.clear()
+    if threading.main_thread().is_alive():  # otherwise no thread can be started any more
+        threading.Thread(target=taken.clear).start()
+
+
+def undistributed(distributed: Any) -> tf.data.Dataset | None:
+    """Returns the source of a distributed dataset, if known; no public API has it."""
+    return getattr(distributed, "_original_dataset", None)
+
+
+def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
+    """Returns the dataset that is divided among the workers; None if workers may differ.
+
+    Where workers take turns at files, that is the dataset of the files' names. No public API lists
+    the files that a dataset reads.
+    """
+    dataset = undistributed(distributed)
+    return None if dataset is None else _shared(dataset)
+
+
+def _shared(dataset: Any) -> tf.data.Dataset | None:
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.DATA:
+        return dataset
+    if policy not in (policies.AUTO, policies.FILE):
+        return None
+    names = _names_of_files(dataset)
+    return dataset if names is None and policy == policies.AUTO else names
+
+
+def _names_of_files(dataset: Any) -> tf.data.Dataset | None:
+    if isinstance(dataset, _READERS):
+        return dataset._filenames
+    inputs = dataset._inputs()
+    if any(map(_reads_files, dataset._functions())):
+        return inputs[0]
+    found = map(_names_of_files, inputs)
+    return next((names for names in found if names is not None), None)
+
+
+def _reads_files(function: Any) -> bool:
+    graph = function.function.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    return any(
+        node.op.startswith(tuple(class_.__name__[:-2] for class_ in _READERS)) for node in nodes
+    )
+
+
+def save_as(
+    variable: tf.Variable, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Any]
+) -> None:
+    """Makes `tf.train.Checkpoint` save the result of `read`, and pass restored values to `restore`.
+
+    Variables of strategies use the same methods; no public API offers them to other objects. An
+    asynchronous checkpoint saves copies of variables instead, and is refused.
+    """
+    key = _trackable.VARIABLE_VALUE_KEY
+
+    def serialize() -> dict[str, Any]:
+        return {key: _tensor_callable.Callable(read, variable.dtype, variable.device)}
+
+    def refuse(**_: Any) -> None:
+        raise ValueError(
+            "An asynchronous checkpoint would hold only this process's own state; save without "
+            "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
+        )
+
+    variable._serialize_to_tensors = serialize
+    variable._copy_trackable_to_cpu = refuse
+    variable._restore_from_tensors = lambda tensors: restore(tensors[key])
+
+
+@contextlib.contextmanager
+def coordinating(heartbeat_timeout: float) -> Iterator[None]:
+    """Within this context, connecting workers set the seconds after which a silent worker is lost.
+
+    TensorFlow has no public setting for this time; its default is 10 seconds.
+    """
+    context = _context.context()
+    context.configure_coordination_service = functools.partial(
+        context.configure_coordination_service,
+        heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout),
+    )
+    try:
+        yield
+    finally:
+        del context.configure_coordination_service
+
+
+def announce(key: str, value: str) -> None:
+    """Publishes a value for all workers by the coordination service; each key only once.
+
+    Unlike a collective, this does not wait for other workers. No public API reaches the service.
+    """
+    _context.context().set_config_key_value(key, value)
+
+
+def withdraw(key: str) -> None:
+    """Removes the value announced under a key, so that another value can be announced."""
+    _context.context().delete_config_key_value(key)
+
+
+def announced(key: str, seconds: float) -> str | None:
+    """Returns the value announced under a key; None if there is none within some seconds."""
+    try:
+        return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
+    except tf.errors.DeadlineExceededError:
+        return None
+    except tf.errors.UnavailableError as error:
+        raise ConnectionError("The chief of this job has ended.") from error
+
+
+def reach_barrier(name: str, seconds: float) -> bool:
+    """Waits until all workers call this with the same name; returns False if some do not in time.
+
+    All workers get the same answer, even workers that arrive too late. The job continues.
+    """
+    try:
+        _context.context().wait_at_barrier(name, int(1000 * seconds))
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def call_after_write(options: tf.train.CheckpointOptions, path: str) -> None:
+    """Calls the functions that a checkpoint's options ask for after a write to a path.
+
+    TensorFlow calls them itself, with the path that it writes to.
+    """
+    _checkpoint._execute_callbacks(options.experimental_write_callbacks or [], path)

@@ -1,7 +1,6 @@
-"""Private API of Keras 2 and tensorflow-addons; only `hooks.py` also touches private API.
+"""Private API of Keras 2 and tensorflow-addons.
 
-Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
-for each name used here, and fails by that name when a release changes it.
+`tests/keras2/test_optimizer.py` has the tests of these names.
 """
 
 from __future__ import annotations
@@ -14,14 +13,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.hooks import with_methods
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.private.patching import with_methods
 
+keras: Any = tf.keras
 Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 
 NewStyle = keras.optimizers.Optimizer
 Legacy = keras.optimizers.legacy.Optimizer
 PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
+_SOURCE = f"{PACKAGE}.src"
+# Functions that `patch` replaces. No public function is called in all cases, or knows as much.
+REDUCE_GRADIENTS = (
+    "tensorflow.keras.optimizers.Optimizer.aggregate_gradients",
+    "tensorflow.keras.optimizers.legacy.Optimizer._aggregate_gradients",
+)
+REDUCE_OUTPUTS = f"{_SOURCE}.engine.training.reduce_per_replica"
+RESULT_OF_METRIC = f"{_SOURCE}.utils.metrics_utils.result_wrapper"
+HANDLE_DATA = f"{_SOURCE}.engine.data_adapter.DataHandler.__init__"
+SAVE_MODEL = (
+    f"{_SOURCE}.saving.saving_lib.save_model",
+    f"{_SOURCE}.saving.saving_lib.save_weights_only",
+    f"{_SOURCE}.saving.legacy.hdf5_format.save_model_to_hdf5",
+    f"{_SOURCE}.saving.legacy.saved_model.save.save",
+)
+SAVE_WEIGHTS = f"{_SOURCE}.saving.legacy.save.save_weights"
 _utils = importlib.import_module(f"{PACKAGE}.src.optimizers.utils")
 _all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
 

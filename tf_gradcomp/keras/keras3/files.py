@@ -1,25 +1,28 @@
-"""Keras 3's `BackupAndRestore`: one backup for all workers, complete or absent."""
+"""Replaces the functions of Keras 3 that write and read the files of a model."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
 import keras
 
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.keras.common.files import savings_of
+from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
 from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
-from tf_gradcomp.keras.common.wrappers import wrappers_of
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.keras.keras3.steps import swap_averages
+from tf_gradcomp.private import keras3 as keras_private
+from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.coordinated import coordinated
 from tf_gradcomp.strategy.strategy import strategy_of_workers
-from tf_gradcomp.whole_files import replacing
+from tf_gradcomp.whole_files import move, replacing, replacing_path, temporary_folder
 
 _PLACE = "tf_gradcomp_place"  # in the file, so that both are written at once
 _RANDOM = "tf_gradcomp_random"
@@ -33,13 +36,92 @@ _NO_OTHER = (
 )
 
 
-def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Writes a backup on one worker; the last backup stays until the new backup is complete."""
-    if not _is_ours(callback):
-        original()
+@patch(
+    keras_private.SAVE_MODEL,
+    why="Workers overwrite each other's file, and a kill leaves half a file.",
+    test="test_save_model_of_keras",
+    essential=True,
+)
+def save_model(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """Writes a `.keras` file, or a folder, for all workers that give its path."""
+
+    def write(target: Any) -> None:
+        original(model, target, *args, **kwargs)
+
+    path = str(filepath)
+    if isinstance(filepath, io.IOBase) or not is_coordinated(model):
+        write(filepath)
         return
+    with saving(model, path) as writes:
+        if not writes:
+            return
+        if "://" in path:
+            write(filepath)
+        elif path.endswith(".keras"):
+            with replacing(path) as file:
+                write(file)
+        else:
+            with replacing_path(path) as new:
+                write(new)
+
+
+@patch(
+    keras_private.SAVE_WEIGHTS,
+    why="Workers overwrite each other's file, and a kill leaves half a file.",
+    test="test_save_weights",
+    essential=True,
+)
+def save_weights(
+    original: Any,
+    model: Any,
+    filepath: Any,
+    max_shard_size: Any = None,
+    objects_to_skip: Any = None,
+) -> None:
+    """Writes one file of weights, or several, for all workers that give their path.
+
+    One file is first written in memory: on a full disk, HDF5 ends the process.
+    """
+
+    def write(target: Any) -> None:
+        original(model, target, max_shard_size, objects_to_skip)
+
+    path = str(filepath)
+    if isinstance(filepath, io.IOBase) or not is_coordinated(model):
+        write(filepath)
+        return
+    with saving(model, path) as writes:
+        if not writes:
+            return
+        if "://" in path:
+            write(filepath)
+        elif max_shard_size is None:
+            write(buffer := keras_private.NamedBuffer(filepath))
+            with replacing(path) as file:
+                file.write(buffer.getbuffer())
+        else:
+            with temporary_folder(path) as folder:
+                write(os.path.join(folder, os.path.basename(path)))
+                move(folder, os.path.dirname(os.path.realpath(path)))
+
+
+@contextlib.contextmanager
+def adapted(callback: keras.callbacks.Callback, model: keras.Model) -> Iterator[None]:
+    """Within this context, a callback of Keras works for a model on all workers."""
+    with contextlib.ExitStack() as stack:
+        backs_up = isinstance(callback, keras.callbacks.BackupAndRestore) and is_coordinated(model)
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            stack.enter_context(keras_private.swapping_by(callback, swap_averages))
+        elif backs_up and "://" not in os.fspath(callback.backup_dir):
+            functions = (functools.partial(one, callback) for one in (_back_up, _restore))
+            stack.enter_context(keras_private.backing_up(callback, *functions))
+        yield
+
+
+def _back_up(callback: keras.callbacks.BackupAndRestore) -> None:
+    """Writes a backup on one worker; the last backup stays until the new backup is complete."""
     backup = keras_private.Backup.of(callback)
-    with _saving(callback, backup.weights) as writes:
+    with _backing_up(callback, backup.weights) as writes:
         if not writes:
             return
         os.makedirs(callback.backup_dir, exist_ok=True)
@@ -57,11 +139,11 @@ def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None
             written.write(place.encode())
 
 
-def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
+def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
     """Restores the last complete backup, and logs the epoch at which the job resumes."""
-    if not _is_ours(callback):
-        original()
-        return
+    strategy = strategy_of_workers()
+    if strategy is not None and not strategy.group.processes.is_first:
+        callback.delete_checkpoint = False  # the first worker deletes it at the end
     backup = keras_private.Backup.of(callback)
     model = callback.model
     problem: tuple[str, Exception] | None = None
@@ -94,40 +176,27 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
     tell_if_backup_is_gone(callback)
 
 
-def delete(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Deletes the backup at the end of training, on one worker."""
-    strategy = strategy_of_workers()
-    if (strategy is None or strategy.group.processes.is_first) and not _left_to_first(callback):
-        original()
-
-
-def _is_ours(callback: keras.callbacks.BackupAndRestore) -> bool:
-    wrapped = any(wrappers_of(callback.model))
-    remote = "://" in os.fspath(callback.backup_dir)
-    return (wrapped or strategy_of_workers() is not None) and not remote
-
-
 @contextlib.contextmanager
-def _saving(callback: Any, path: str) -> Iterator[bool]:
+def _backing_up(callback: Any, path: str) -> Iterator[bool]:
     savings = savings_of(callback.model)
     if not getattr(callback, "on_all_workers", False):
         with coordinated(savings, path) as writes:
             yield writes
         return
-    for saving in savings:
-        saving.collect()
+    for one in savings:
+        one.collect()
     with coordinated(savings, path) as writes:
         yield writes and not _left_to_first(callback)
-    for saving in savings:
-        if not saving.group.by_strategy:  # if nobody has waited for the file
-            saving.group.processes.agree({"next action": "continuing after a backup"})
+    for one in savings:
+        if not one.group.by_strategy:  # if nobody has waited for the file
+            one.group.processes.agree({"next action": "continuing after a backup"})
 
 
 def _left_to_first(callback: Any) -> bool:
     """Returns whether other processes share this callback and its files, also under Horovod."""
     if not getattr(callback, "on_all_workers", False):
         return False
-    return any(not saving.group.processes.is_first for saving in savings_of(callback.model))
+    return any(not one.group.processes.is_first for one in savings_of(callback.model))
 
 
 def _copy(path: str, to: str) -> None:
@@ -152,7 +221,7 @@ def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
 
 def _continue_random_numbers(model: keras.Model, weights: str) -> None:
     """Lets replicas draw on where the backup ended; ranks of Horovod keep their own seeds."""
-    if any(not saving.group.by_strategy for saving in savings_of(model)):
+    if any(not one.group.by_strategy for one in savings_of(model)):
         return
     with h5py.File(weights, "r") as file:
         states = file.attrs.get(_RANDOM)

@@ -1,25 +1,36 @@
-"""Private API of Keras 3; only `hooks/` also touches private API.
-
-Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
-each name used here, and fails by that name when a release changes it.
-"""
+"""Private API of Keras 3."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import inspect
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend import compute_output_spec as _compute_output_spec
 from keras.src.backend.common import global_state as _global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR as _GLOBAL_GENERATOR
 from keras.src.saving import saving_lib as _saving_lib
+from keras.src.trainers import data_adapters as _data_adapters
+from keras.src.trainers.data_adapters.array_data_adapter import (
+    ArrayDataAdapter as _ArrayDataAdapter,
+)
+from keras.src.trainers.data_adapters.array_slicing import (
+    train_validation_split as _train_validation_split,
+)
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # noqa: F401
 
-from tf_gradcomp.groups.notices import out_of_scope
-from tf_gradcomp.keras.common.hooks import with_methods
+from tf_gradcomp.private.patching import patch, with_methods
+
+# Functions that `patch` replaces. No public function is called in all cases, or knows as much.
+REDUCE_GRADIENTS = "keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients"
+REDUCE_LOSS = "keras.src.losses.loss.reduce_values"
+MOMENTS = "keras.layers.BatchNormalization._moments"
+SAVE_MODEL = "keras.src.saving.saving_lib.save_model"
+SAVE_WEIGHTS = "keras.src.saving.saving_lib.save_weights_only"
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
@@ -33,18 +44,12 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
     return list(optimizer.variables)
 
 
-# The optimizers within `applying_at_once`, with the number of batches that each accumulates.
-_applying: list[tuple[keras.optimizers.Optimizer, int | None]] = []
+_applying: list[keras.optimizers.Optimizer] = []  # within `applying_at_once`
 
 
 def applying() -> keras.optimizers.Optimizer | None:
     """The optimizer that applies sums now; None if none does."""
-    return _applying[-1][0] if _applying else None
-
-
-def batches_of_update(optimizer: keras.optimizers.Optimizer) -> int | None:
-    """Returns the number of batches in the sums that an optimizer applies; None for one."""
-    return next((steps for one, steps in _applying if one is optimizer), None)
+    return _applying[-1] if _applying else None
 
 
 @contextlib.contextmanager
@@ -54,9 +59,9 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     Within this context, the optimizer sums nothing; Keras 3 has no public switch for this. The
     optimizer also skips Keras' branches. To accumulate gradients, and to overwrite weights by their
     averages, Keras calls `merge_call` within a `tf.cond`, which no strategy allows. Keras would
-    also accumulate, and undo a loss scale, a second time after the exchange. By a patch,
-    `iterations` still counts updates, as the bias correction of Adam needs. Enter the context
-    across replicas, because the replicas of one process run in turn.
+    also accumulate, and undo a loss scale, a second time after the exchange. The counter counts
+    updates in this context, as the bias correction of Adam needs, and batches outside. Enter the
+    context across replicas, because the replicas of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
@@ -64,12 +69,17 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     optimizer.gradient_accumulation_steps = None
     optimizer.ema_overwrite_frequency = None
     optimizer.loss_scale_factor = None
-    _applying.append((optimizer, steps))
+    counter = step_counter(optimizer)
+    if steps:
+        counter.assign(counter.value // steps)
+    _applying.append(optimizer)
     try:
         with with_methods(optimizer, _all_reduce_sum_gradients=lambda pairs: pairs):
             yield
     finally:
         _applying.pop()
+        if steps:
+            counter.assign(counter.value * steps)
         optimizer.gradient_accumulation_steps = steps
         optimizer.ema_overwrite_frequency = frequency
         optimizer.loss_scale_factor = scale
@@ -167,6 +177,11 @@ def lending_generator() -> Iterator[None]:
         _callers.pop()
 
 
+@patch(
+    "keras.src.random.seed_generator.global_seed_generator",
+    why="Keras keeps it for each thread, and a thread of a replica's step cannot create one.",
+    test="test_global_generator",
+)
 def global_generator(original: Callable[[], Any]) -> keras.random.SeedGenerator:
     """The generator of draws without a seed, in a replica's step that of the calling thread."""
     state = vars(_global_state.GLOBAL_STATE_TRACKER)
@@ -177,8 +192,9 @@ def global_generator(original: Callable[[], Any]) -> keras.random.SeedGenerator:
 
 def _generator_in(state: dict[str, Any]) -> keras.random.SeedGenerator:
     if state.get(_GLOBAL_GENERATOR) is None:
-        # A variable of a strategy cannot be created in a traced step.
-        state[_GLOBAL_GENERATOR] = out_of_scope(keras.random.SeedGenerator)
+        # A variable of a strategy cannot be created in a traced step. A scope is of one thread.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            state[_GLOBAL_GENERATOR] = thread.submit(keras.random.SeedGenerator).result()
     return state[_GLOBAL_GENERATOR]
 
 
@@ -245,6 +261,28 @@ class Backup(NamedTuple):
         )
 
 
+def backing_up(
+    callback: keras.callbacks.BackupAndRestore, save: Callable[[], None], load: Callable[[], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Within this context, `BackupAndRestore` saves and loads by other functions."""
+    return with_methods(callback, _save_model=save, _load_model=load)
+
+
+def swapping_by(
+    callback: keras.callbacks.SwapEMAWeights, swap: Callable[..., None]
+) -> contextlib.AbstractContextManager[None]:
+    """Within this context, `swap(optimizer, swap_one, original)` finds averages for a callback.
+
+    Keras does not look for averaged weights in a wrapper.
+    """
+
+    def apply(tf_fn: Callable[[Any], None], backend_fn: Any) -> None:
+        stock = type(callback)._apply_to_ema_optimizers
+        swap(callback.model.optimizer, tf_fn, lambda: stock(callback, tf_fn, backend_fn))
+
+    return with_methods(callback, _apply_to_ema_optimizers=apply)
+
+
 def start_at(model: keras.Model, epoch: int) -> None:
     """Lets `fit` continue at an epoch, which only Keras' own callback can do."""
     model._initial_epoch = epoch
@@ -253,7 +291,7 @@ def start_at(model: keras.Model, epoch: int) -> None:
 def weights_in_hdf5(model: keras.Model) -> io.BytesIO:
     """Returns the bytes that `save_weights` writes; the public function takes only paths."""
     buffer = NamedBuffer("latest.weights.h5")
-    inspect.unwrap(_saving_lib.save_weights_only)(model, buffer)
+    _saving_lib.save_weights_only(model, buffer)
     return buffer
 
 
@@ -261,3 +299,52 @@ def load_hdf5(model: keras.Model, path: str) -> None:
     """Loads a file with the bytes of `weights_in_hdf5`; the public API restricts its name."""
     with open(path, "rb") as file:
         _saving_lib.load_weights_only(model, NamedBuffer("latest.weights.h5", file.read()))
+
+
+def data_adapter(**data: Any) -> Any:
+    """Keras' own reader of the data of `fit`, which tells the number of batches."""
+    return _data_adapters.get_data_adapter(**data)
+
+
+def batch_of_py_dataset(adapter: Any, index: int) -> Any:
+    """Returns a batch of a `PyDataset` as Keras trains on it, with weights of classes."""
+    return adapter._standardize_batch(adapter.py_dataset[index])
+
+
+def is_of_arrays(adapter: Any) -> bool:
+    """Returns whether a data adapter reads arrays."""
+    return isinstance(adapter, _ArrayDataAdapter)
+
+
+def split(arrays: Any, share: float) -> tuple[Any, Any]:
+    """Divides arrays as `validation_split` does."""
+    return _train_validation_split(arrays, validation_split=share)
+
+
+def building_by(
+    model: keras.Model, build: Callable[[Any], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Within this context, `build(data adapter)` builds a model before Keras goes through data.
+
+    Keras takes a batch from a separate iterator, under a strategy only, and asks the strategy for
+    the mean of the workers' rows.
+    """
+
+    def build_by(iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is None:
+            type(model)._maybe_symbolic_build(model, data_batch=data_batch)
+        else:
+            build(iterator.data_adapter)
+
+    return with_methods(model, _maybe_symbolic_build=build_by)
+
+
+def build_model(model: keras.Model, batch: Any) -> None:
+    """Creates all variables of a model, its metrics and its optimizer, for data like a batch."""
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=batch)
+
+
+def trace(function: Callable[..., Any], *args: Any) -> None:
+    """Traces a function; layers that it calls create their variables."""
+    _compute_output_spec(function, *args)
