@@ -29,7 +29,6 @@ ROOMS = [
     "adam",
     "chief",
     "whole_files",
-    "noted_saves",
     "checkpoints",
     "groups",
     "exchange",

@@ -128,6 +128,7 @@ def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
     [
         (["-n", "2"], "srun has started this process as rank 2 of 3, and each starts one worker"),
         (["--gpus-per-worker", "1"], "leave out --gpus-per-worker"),
+        (["--max-restarts", "1"], "leave out --max-restarts, and start srun again"),
         (["--horovod"], "ranks of Horovod need no gradcomp run"),
     ],
 )

@@ -100,7 +100,7 @@ def advise(
             with addresses_of(place) as addresses:
                 result = run_rank(
                     place,
-                    addresses.workers,
+                    addresses,
                     command=command,
                     env=env,
                     output="chief",

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import click
 
-from tf_gradcomp.environment import REGROUP, REGROUPED
-from tf_gradcomp.launch import Host, JobResult, LocalJob, Survey, parse_hosts, survey_hosts
-
-_LOOK_AGAIN = 30.0  # seconds between two looks at absent hosts
+from tf_gradcomp.launch import Host, Placed, parse_hosts, place_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,58 +28,18 @@ class Hosts:
         """Returns the number of workers on the host that has most."""
         return max(host.workers for host in self.hosts)
 
-    def survey(self, program: str, module: bool, hosts: Sequence[Host] | None = None) -> Survey:
-        """Checks which hosts can run the program: all, or some of them."""
-        return survey_hosts(
-            hosts or self.hosts,
-            program,
-            module=module,
-            forward=list(self.values),
-            env=self.values,
-        )
-
-
-class Regroup:
-    """Looks during a run whether absent hosts have returned, and then asks the workers to end.
-
-    The workers end before their next epoch if they have `gc.callbacks.BackupAndRestore`.
-
-    Args:
-        look: Surveys the absent hosts.
-    """
-
-    def __init__(self, look: Callable[[], Survey]) -> None:
-        self._look = look
-        self._looking: threading.Thread | None = None
-        self._next = time.monotonic()
-        self._found = False
-
-    @contextlib.contextmanager
-    def asking(self) -> Iterator[dict[str, str]]:
-        """The environment variables with which workers notice that they are asked."""
-        with tempfile.TemporaryDirectory(prefix="gradcomp-regroup-") as folder:
-            self._file = Path(folder, "regroup")
-            yield {REGROUP: str(self._file)}
-
-    def watch(self, _job: LocalJob) -> None:
-        """Looks from time to time; called often while the workers run."""
-        if self._found and not self._file.exists():
-            self._file.touch()
-        if self._looking is not None and self._looking.is_alive():
-            return
-        if time.monotonic() >= self._next and not self._found:
-            self._next = time.monotonic() + _LOOK_AGAIN
-            self._looking = threading.Thread(target=self._look_once, daemon=True)
-            self._looking.start()
-
-    def judge(self, result: JobResult) -> JobResult:
-        """Returns the result, marked if the workers ended because they were asked to."""
-        codes = {end.returncode for end in result.ends if not end.ended_by_launcher}
-        asked = self._found and codes == {REGROUPED}
-        return dataclasses.replace(result, regrouped=True) if asked else result
-
-    def _look_once(self) -> None:
-        self._found = bool(self._look().slots)
+    def place(self, program: str, module: bool) -> Placed:
+        """Checks that all hosts can run the program, and gives each worker an address."""
+        try:
+            return place_workers(
+                self.hosts,
+                program,
+                module=module,
+                forward=list(self.values),
+                env=self.values,
+            )
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
 
 
 def hosts_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import click
@@ -15,7 +15,6 @@ from tf_gradcomp.cli.stop_requests import stop_requests
 from tf_gradcomp.environment import MALLOC
 from tf_gradcomp.launch import (
     THIS_MACHINE,
-    Addresses,
     JobResult,
     LocalJob,
     Placed,
@@ -41,7 +40,6 @@ def run_job(
     worker_env: Sequence[Mapping[str, str]] | None = None,
     part: Rank | None = None,
     placed: Placed | None = None,
-    watch: Callable[[LocalJob], None] | None = None,
     *,
     tf_config: bool = True,
     all_to_stderr: bool = False,
@@ -50,9 +48,8 @@ def run_job(
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
     `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place of the job's only
-    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `watch` is
-    called often while workers run. `verbose` shows the lines that `Quiet` would omit. `LocalJob`
-    explains the other arguments.
+    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `verbose`
+    shows the lines that `Quiet` would omit. `LocalJob` explains the other arguments.
     """
     of_all = part.size if part else workers
     env = {**env, **_malloc_settings(env, tell=verbose)}
@@ -94,8 +91,6 @@ def run_job(
         requests.pass_to(job, shown)
         while job.step():
             shown.show_suppressed()
-            if watch is not None:
-                watch(job)
         return job.run()  # reads the rest of the pipes
 
 
@@ -118,7 +113,7 @@ def _bypass_of_proxy(hosts: Sequence[str], env: Mapping[str, str], *, log: bool)
 
 
 @contextmanager
-def addresses_of(place: Rank) -> Iterator[Addresses]:
+def addresses_of(place: Rank) -> Iterator[Sequence[str]]:
     """The addresses of a scheduler's job; see `addresses_of_all`."""
     with ExitStack() as stack:
         try:
@@ -132,8 +127,6 @@ def run_rank(
     place: Rank,
     addresses: Sequence[str],
     timeout: float | None = None,
-    more: Mapping[str, str] | None = None,
-    watch: Callable[[LocalJob], None] | None = None,
     *,
     command: Sequence[str],
     env: Mapping[str, str],
@@ -142,8 +135,7 @@ def run_rank(
     all_to_stderr: bool = False,
     verbose: bool = False,
 ) -> JobResult:
-    """Runs this process' worker of a scheduler's job; `more` is added to `env`."""
-    env = {**env, **(more or {})}
+    """Runs this process' worker of a scheduler's job."""
     hosts = [host_of(address) for address in addresses]
     return run_job(
         command,
@@ -155,7 +147,6 @@ def run_rank(
         [{TF_CONFIG: make_tf_config(addresses, place.rank)}],
         place,
         tf_config=False,
-        watch=watch,
         all_to_stderr=all_to_stderr,
         verbose=verbose,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,22 +10,21 @@ from pathlib import Path
 
 import click
 
-from tf_gradcomp.cli.hosts import Regroup, hosts_of
-from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
+from tf_gradcomp.cli.hosts import hosts_of
+from tf_gradcomp.cli.job import GRACE, addresses_of, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
-from tf_gradcomp.cli.restarts import Limits, Restarts, check_restarts
-from tf_gradcomp.cli.tasks import run_task
+from tf_gradcomp.cli.restarts import run_with_restarts
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
 from tf_gradcomp.launch import (
     JobResult,
     Rank,
-    Slots,
-    Survey,
     gpus_of_workers,
     horovod_ranks,
     is_started_alone,
     scheduled,
 )
+
+_OF_EACH_RUN = ("exit_code", "first_failure")
 
 
 @click.command(
@@ -96,21 +94,6 @@ from tf_gradcomp.launch import (
     "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
-    "--min-workers",
-    type=click.IntRange(min=1),
-    metavar="M",
-    help="Start the job again with fewer workers, but at least M, when a host cannot be reached or "
-    "a worker dies again and again. A worker that was left out joins at a later restart.",
-)
-@click.option(
-    "--wait-for-hosts",
-    type=Seconds(min=0),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a restart may wait until enough hosts can be reached.",
-)
-@click.option(
     "--heartbeat-timeout",
     type=Seconds(min=1),
     metavar="SECONDS",
@@ -167,8 +150,6 @@ def run(
     grace: float,
     timeout: float | None,
     max_restarts: int,
-    min_workers: int | None,
-    wait_for_hosts: float,
     heartbeat_timeout: float | None,
     stall_after: float | None,
     threads_per_worker: int | str | None,
@@ -199,15 +180,13 @@ def run(
     """  # noqa: D301
     _refuse_nested_start()
     place = scheduled()
-    check_scheduled(place, workers, horovod, gpus_per_worker is not None, hosts is not None)
+    check_scheduled(
+        place, workers, horovod, gpus_per_worker is not None, hosts is not None, max_restarts > 0
+    )
     there = hosts_of(hosts, export, workers, horovod, gpus_per_worker)
     if there:
         workers = there.workers
     workers = 1 if place else _given(workers, args)
-    number = place.size if place else workers
-    check_restarts(number, max_restarts, min_workers)
-    slots = Slots(number, min_workers or number)
-    limits = Limits(max_restarts, timeout, wait_for_hosts)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
     on_one = there.most_on_one if there else workers
@@ -222,55 +201,45 @@ def run(
         env[STALL_AFTER] = f"{stall_after:g}"
     shown_tails = output == "all"
 
-    def run_once(
-        used: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
-    ) -> JobResult:
+    def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
         with ExitStack() as stack:
-            ranks = stack.enter_context(_ranks(len(used))) if horovod else None
-            regroup = None
-            if there and survey and survey.absent:
-                regroup = Regroup(lambda: there.survey(program, module, survey.absent))
-                more = {**more, **stack.enter_context(regroup.asking())}
-            result = run_job(
+            ranks = stack.enter_context(_ranks(workers)) if horovod else None
+            return run_job(
                 command,
-                len(used),
+                workers,
                 {**env, **more},
                 output,
                 grace,
                 left,
-                ranks or (gpus and [gpus[slot] for slot in used]),
-                placed=survey.placed(used) if survey else None,
-                watch=regroup.watch if regroup else None,
+                ranks or gpus,
+                placed=there.place(program, module) if there else None,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
-            return regroup.judge(result) if regroup else result
 
     if place:
-        run_own = functools.partial(
-            run_rank,
-            command=command,
-            env=env,
-            output=output,
-            grace=grace,
-            all_to_stderr=as_json,
-            verbose=verbose,
-        )
-        ended = run_task(place, run_own, slots, limits, shown_tails=shown_tails)
+        with addresses_of(place) as addresses:
+            result = run_rank(
+                place,
+                addresses,
+                timeout,
+                command=command,
+                env=env,
+                output=output,
+                grace=grace,
+                all_to_stderr=as_json,
+                verbose=verbose,
+            )
+        results = [result]
     else:
-        ended = Restarts(
-            run_once,
-            slots,
-            (lambda: there.survey(program, module)) if there else None,
-            limits,
-            shown_tails=shown_tails,
-        ).run()
-    if ended.is_told:
-        report_end(ended.result, shown_tails=shown_tails)
-    if as_json and ended.is_told:
-        print_json(ended.as_dict())
-    sys.exit(ended.result.exit_code)
+        results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
+    end = results[-1]
+    report_end(end, shown_tails=shown_tails)
+    if as_json:
+        runs = [{key: run.as_dict()[key] for key in _OF_EACH_RUN} for run in results]
+        print_json({**end.as_dict(), "restarts": len(runs) - 1, "runs": runs})
+    sys.exit(end.exit_code)
 
 
 def check_scheduled(
@@ -279,6 +248,7 @@ def check_scheduled(
     horovod: bool = False,
     gpus: bool = False,
     hosts: bool = False,
+    restarts: bool = False,
 ) -> None:
     """Refuses options for one machine if a scheduler has started this process."""
     if place is None:
@@ -288,6 +258,11 @@ def check_scheduled(
         raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
     if hosts:
         raise click.UsageError(f"{started}, on the hosts that it knows: leave out -H.")
+    if restarts:
+        raise click.UsageError(
+            f"{started}: leave out --max-restarts, and start {place.scheduler} again "
+            "(docs/lost_workers.md)."
+        )
     if gpus:
         raise click.UsageError(
             f"{started}: leave out --gpus-per-worker, which divides the GPUs of one machine; srun "

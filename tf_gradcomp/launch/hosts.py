@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -141,32 +140,15 @@ class Placed:
         return prefixes
 
 
-@dataclasses.dataclass(frozen=True)
-class Survey:
-    """The hosts that can run workers, and the problems of the other hosts."""
-
-    slots: Mapping[int, tuple[Host, str]]  # the host and the address of each slot
-    problems: Sequence[str]  # one line for each host that has a problem
-    absent: Sequence[Host]  # these hosts
-    folder: str
-    forward: Sequence[str]
-
-    def placed(self, slots: Sequence[int]) -> Placed:
-        """Returns the workers in some slots, numbered from 0."""
-        hosts = [self.slots[slot][0] for slot in slots]
-        addresses = [self.slots[slot][1] for slot in slots]
-        return Placed(hosts, addresses, self.folder, self.forward)
-
-
-def survey_hosts(
+def place_workers(
     hosts: Sequence[Host],
     program: str,
     *,
     module: bool,
     forward: Sequence[str],
     env: Mapping[str, str] = os.environ,
-) -> Survey:
-    """Checks which hosts can run the program, and gives each of their slots an address.
+) -> Placed:
+    """Checks that all hosts can run the program, and gives each worker an address.
 
     Args:
         hosts: The hosts.
@@ -174,6 +156,9 @@ def survey_hosts(
         module: Whether `program` is the name of a module.
         forward: Environment variables that workers inherit from the launcher.
         env: The launcher's environment variables.
+
+    Raises:
+        RuntimeError: If hosts cannot run the program; names them and their problems.
     """
     path = env.get("PYTHONPATH", "") if "PYTHONPATH" in forward else ""
     folder = os.getcwd()
@@ -184,18 +169,22 @@ def survey_hosts(
         "module": program if module else None,
         "python_path": path.split(os.pathsep) if path else [],
     }
-    numbers = itertools.count()
-    slots: dict[int, tuple[Host, str]] = {}
-    problems, absent = [], []
-    for host, answer in zip(hosts, _query(hosts, request), strict=True):
-        of_host = [next(numbers) for _ in range(host.workers)]
-        if answer["problem"]:
-            problems.append(f"{host.name}: {answer['problem']}")
-            absent.append(host)
-            continue
-        for slot, port in zip(of_host, answer["ports"], strict=True):
-            slots[slot] = host, f"{host.address}:{port}"
-    return Survey(slots, problems, absent, folder, forward)
+    answers = _query(hosts, request)
+    problems = [
+        f"{host.name}: {answer['problem']}"
+        for host, answer in zip(hosts, answers, strict=True)
+        if answer["problem"]
+    ]
+    if problems:
+        raise RuntimeError("\n".join(["workers cannot be started on", *problems]))
+    workers = [
+        (host, f"{host.address}:{port}")
+        for host, answer in zip(hosts, answers, strict=True)
+        for port in answer["ports"]
+    ]
+    return Placed(
+        [host for host, _ in workers], [address for _, address in workers], folder, forward
+    )
 
 
 def _query(hosts: Sequence[Host], request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 The launcher sends the text of this file to the host's Python by ssh, so this file imports only the
 standard library. The first line on stdin is the launcher's request, as JSON. After that, stdin
-carries the numbers of signals for the worker, zeros as signs of life, and `REGROUP`. This program
+carries the numbers of signals for the worker, and zeros as signs of life. This program
 kills the worker when stdin ends or falls silent, so that no worker survives a lost connection.
 """
 
@@ -16,13 +16,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from typing import IO, Any
 
 MARK = b"\x1e"  # before and after each message for the launcher
 SILENCE = 60.0  # seconds without a sign of life
-REGROUP = -1  # asks the worker to end before its next epoch
 _POLL = 0.1  # seconds between two looks at the worker
 
 
@@ -74,46 +72,28 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _run(request: dict[str, Any], control: IO[bytes]) -> None:
-    """Runs a worker, and reports its saves and its end on stderr."""
+    """Runs a worker, and reports its end on stderr."""
     os.chdir(request["folder"])
-    with tempfile.TemporaryDirectory(prefix="gradcomp-worker-") as folder:
-        saves, regroup = os.path.join(folder, "saves"), os.path.join(folder, "regroup")
-        open(saves, "wb").close()
-        env = {**os.environ, **request["env"]}
-        files = {request["saves_as"]: saves, request["regroup_as"]: regroup}
-        env.update({variable: path for variable, path in files.items() if variable})
-        guarded = [sys.executable, "-I", "-S", "-c", request["guard"], str(os.getpid())]
-        process = subprocess.Popen(
-            [*guarded, *request["command"]],
-            stdin=subprocess.DEVNULL,
-            env=env,
-            start_new_session=True,
-        )
-        saved, last_sign = 0, time.monotonic()
-        # The ended worker stays unreaped, so that no other process group gets its id.
-        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if select.select([control], [], [], _POLL)[0]:
-                line = control.readline()
-                last_sign = time.monotonic() if line else -SILENCE
-                order = int(line or 0)
-                if order == REGROUP:
-                    open(regroup, "wb").close()
-                elif order:
-                    os.killpg(process.pid, order)
-            if time.monotonic() > last_sign + SILENCE:  # the launcher cannot be reached
-                os.killpg(process.pid, signal.SIGKILL)
-                return
-            saved = _send_saves(saves, saved)
-        os.killpg(process.pid, signal.SIGKILL)
-        _send_saves(saves, saved)
-        _send(2, {"returncode": process.wait()})
-
-
-def _send_saves(path: str, reported: int) -> int:
-    saved = os.stat(path).st_size
-    if saved > reported:
-        _send(2, {"saves": saved - reported})
-    return saved
+    guarded = [sys.executable, "-I", "-S", "-c", request["guard"], str(os.getpid())]
+    process = subprocess.Popen(
+        [*guarded, *request["command"]],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **request["env"]},
+        start_new_session=True,
+    )
+    last_sign = time.monotonic()
+    # The ended worker stays unreaped, so that no other process group gets its id.
+    while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if select.select([control], [], [], _POLL)[0]:
+            line = control.readline()
+            last_sign = time.monotonic() if line else -SILENCE
+            if order := int(line or 0):
+                os.killpg(process.pid, order)
+        if time.monotonic() > last_sign + SILENCE:  # the launcher cannot be reached
+            os.killpg(process.pid, signal.SIGKILL)
+            return
+    os.killpg(process.pid, signal.SIGKILL)
+    _send(2, {"returncode": process.wait()})
 
 
 if __name__ == "__main__":

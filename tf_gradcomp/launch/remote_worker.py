@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_gradcomp.environment import PREFIX, REGROUP, SAVES
+from tf_gradcomp.environment import PREFIX
 from tf_gradcomp.launch import on_host
 from tf_gradcomp.launch.job import PASSED_SIGNALS
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
@@ -59,21 +59,10 @@ class RemoteWorker:
         host: The name of the host, for messages.
         connect: The command that runs `LOADER` there.
         request: The request for `on_host`.
-        saves: The file that grows with each save; None if nobody counts saves.
-        regroup: The file that has the worker end once it exists; None if nobody writes it.
     """
 
-    def __init__(
-        self,
-        host: str,
-        connect: Sequence[str],
-        request: dict[str, Any],
-        saves: str | None,
-        regroup: str | None,
-    ) -> None:
+    def __init__(self, host: str, connect: Sequence[str], request: dict[str, Any]) -> None:
         self._host = host
-        self._saves = saves
-        self._regroup = regroup
         self._returncode: int | None = None
         self._process = subprocess.Popen(
             connect,
@@ -100,9 +89,6 @@ class RemoteWorker:
         fd, splitter, alive = self._process.stderr.fileno(), MessageSplitter(), time.monotonic()
         while self._returncode is None:
             ended = self._process.poll() is not None
-            if self._regroup and Path(self._regroup).exists():
-                self._regroup = None
-                self._send(b"%d\n" % on_host.REGROUP)
             if select.select([fd], [], [], 0 if ended else _TURN)[0]:
                 chunk = os.read(fd, _CHUNK)
                 if not chunk:
@@ -110,7 +96,7 @@ class RemoteWorker:
                 output, messages = splitter.feed(chunk)
                 _write(output)
                 for message in messages:
-                    self._handle(message)
+                    self._returncode = message["returncode"]
             elif ended:
                 break
             if time.monotonic() > alive + _SIGN_OF_LIFE:
@@ -123,12 +109,6 @@ class RemoteWorker:
         code = self._process.wait()
         print(f"{self._host}: the connection was lost (exit code {code})", file=sys.stderr)
         return _LOST
-
-    def _handle(self, message: dict[str, Any]) -> None:
-        self._returncode = message.get("returncode")
-        if self._saves and "saves" in message:
-            with open(self._saves, "ab") as file:
-                file.write(b"." * message["saves"])
 
 
 def _write(output: bytes) -> None:
@@ -159,17 +139,14 @@ def main() -> None:
         for name, value in os.environ.items()
         if name in names or name.startswith(PREFIX)
     }
-    saves, regroup = env.pop(SAVES, None), env.pop(REGROUP, None)
     request = {
         "do": "run",
         "folder": place["folder"],
         "env": env,
-        "saves_as": SAVES if saves else None,
-        "regroup_as": REGROUP if regroup else None,
         "guard": place["guard"],
         "command": command,
     }
-    worker = RemoteWorker(place["host"], place["connect"], request, saves, regroup)
+    worker = RemoteWorker(place["host"], place["connect"], request)
     for signum in (signal.SIGINT, signal.SIGTERM, *PASSED_SIGNALS):
         signal.signal(signum, worker.pass_signal)
     _end_as(worker.run())

@@ -55,10 +55,6 @@ class WorkerEnd:
         """True if this worker's error reports the loss of another worker."""
         return bool(LOST_OTHERS.search(self.error))
 
-    def raised_as(self, other: WorkerEnd) -> bool:
-        """Returns whether both ended by the same Python exception, apart from numbers."""
-        return TRACEBACK in self.stderr_tail and _manner(self) == _manner(other)
-
     @property
     def error(self) -> str:
         """The line of the worker's stderr that best explains its failure; empty if none does."""
@@ -74,7 +70,6 @@ class JobResult:
     ends: tuple[WorkerEnd, ...]  # the ends of the workers, in their order
     timed_out: float | None = None  # the time limit of the job in seconds, if the job reached it
     stop_signal: int | None = None  # the user's signal that ended the job, if there was one
-    regrouped: bool = False  # whether the workers ended only so that more of them can start
 
     @property
     def first_failure(self) -> WorkerEnd | None:
@@ -82,8 +77,6 @@ class JobResult:
 
         A failing worker closes its connections before it ends, so other workers may end earlier.
         """
-        if self.regrouped:
-            return None
         failed = [end for end in self.ends if end.failed_by_itself]
         return next((end for end in failed if not end.lost_another), next(iter(failed), None))
 

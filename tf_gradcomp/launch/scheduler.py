@@ -27,7 +27,7 @@ from tf_gradcomp.launch.ports import ReservedPorts
 _THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-LATEST = 300.0  # the largest difference between the starts of ranks, in seconds
+_LATEST = 300.0  # the largest difference between the starts of ranks, in seconds
 
 
 # The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
@@ -48,15 +48,6 @@ class Rank:
     rank: int  # this process' rank
     size: int  # the number of ranks
     here: int  # the number of ranks on this machine
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """The addresses of a scheduler's job."""
-
-    workers: Sequence[str]  # in the order of ranks
-    meeting: str  # a free address on the machine of rank 0
-    job: str  # a text that differs between jobs
 
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
@@ -86,23 +77,19 @@ def _ranks_here(rank: int, counts: str) -> int:
 
 
 @contextlib.contextmanager
-def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[Addresses]:
-    """The addresses of the job.
+def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[Sequence[str]]:
+    """The addresses of the job's workers, in the order of ranks.
 
     Within the context, no other process on this machine gets the port of this process's worker by
     chance.
     """
     if place.scheduler == "srun":
-        workers = slurm_addresses(env)
-        job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-        yield Addresses(workers, _after_first_host(workers), job)
+        yield slurm_addresses(env)
         return
     host = _THIS_MACHINE if place.here == place.size else _own_host(env)
-    ports = ReservedPorts([host, host])
+    ports = ReservedPorts([host])
     try:
-        told = [one.split() for one in _gathered_by_mpi(" ".join(ports.addresses), place, env)]
-        workers = [worker for worker, _ in told]
-        yield Addresses(workers, meeting=told[0][1], job=",".join(workers))
+        yield _gathered_by_mpi(ports.addresses[0], place, env)
     finally:
         ports.release()
 
@@ -125,12 +112,6 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
             "with srun --distribution=block, so that each machine has consecutive tasks."
         )
     return [f"{host}:{port}" for host, port in places]
-
-
-def _after_first_host(workers: Sequence[str]) -> str:
-    """Returns the address after those of the workers on the first machine."""
-    host, _, port = workers[0].rpartition(":")
-    return f"{host}:{int(port) + sum(one.rpartition(':')[0] == host for one in workers)}"
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -200,7 +181,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LATEST,
+            timeout=_LATEST,
             check=True,
         )
         addresses = json.loads(done.stdout.splitlines()[-1])

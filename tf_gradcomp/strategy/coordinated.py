@@ -14,7 +14,6 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.own_values import reading_own, reads_own
-from tf_gradcomp.noted_saves import note_save
 from tf_gradcomp.strategy.checkpoint_files import Write, replace_checkpoint
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import replacing_path
@@ -33,14 +32,6 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
 
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
-    with _coordinated(savings, path) as writes:
-        yield writes
-    if writes:
-        note_save()
-
-
-@contextlib.contextmanager
-def _coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     strategy = strategy_of_workers()
     if strategy is not None and reads_own(strategy):  # within another save
         yield True
