@@ -1,4 +1,8 @@
-"""`gradcomp run -H`: workers on hosts. `ssh` is played by a program that runs commands here."""
+"""`gradcomp run -H`: workers on hosts.
+
+A real `sshd` plays the hosts if there is one, and a program in place of `ssh` that runs commands
+here.
+"""
 
 import json
 import os
@@ -11,34 +15,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.sshd import needs_sshd, running_sshd
 from tests.cli.test_restarts import START
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
 from tests.cli.test_scheduler import SLURM
-from tf_gradcomp.launch import on_host, parse_hosts
-from tf_gradcomp.launch.remote_worker import LOADER, MessageSplitter, program_text
+from tf_gradcomp.launch import parse_hosts
 
+# Notes each connection and its process, so that tests can end it.
+SSH = """#!/bin/sh
+if [ "$1" = -G ]; then
+    echo "hostname ${2#*@}"
+    exit
+fi
+for argument; do host=$command; command=$argument; done
+if [ "$host" = nowhere ]; then
+    echo "ssh: connect to host nowhere port 22: Connection refused" >&2
+    exit 255
+fi
+echo "$host" $$ >> "$(dirname "$0")/clients"
+[ -e "$(dirname "$0")/hangs-$host" ] && exec sleep 300
+"""
 # As the client of ssh does, it carries stdin to a session that does not end with it.
-SSH = f"""#!{sys.executable} -IS
-import os, pathlib, subprocess, sys, threading, time
-*options, host, command = sys.argv[1:]
-if host == "-G":
-    print("hostname", command.rpartition("@")[2])
-    sys.exit()
-away = pathlib.Path(__file__).with_name(f"away-{{host}}")  # for a number of times, or for good
-if host == "nowhere" or away.exists():
-    times = away.read_text() if away.exists() else ""
-    if times == "1":
-        away.unlink()
-    elif times:
-        away.write_text(str(int(times) - 1))
-    print(f"ssh: connect to host {{host}} port 22: Connection refused", file=sys.stderr)
-    sys.exit(255)
-if host == "bare":
-    command = "exec /no/python"
-with open(pathlib.Path(__file__).with_name("clients"), "a") as file:
-    print(host, os.getpid(), file=file)
-if pathlib.Path(__file__).with_name(f"hangs-{{host}}").exists():
-    time.sleep(300)
+PLAYED = f"""
+exec {sys.executable} -IS - "$host" "$command" 3<&0 <<'PLAYED'
+import os, subprocess, sys, threading
+host, command = sys.argv[1:]
 remote = subprocess.Popen(
     ["sh", "-c", command],
     stdin=subprocess.PIPE,
@@ -47,24 +48,47 @@ remote = subprocess.Popen(
     start_new_session=True,
 )
 def carry():
-    while chunk := os.read(0, 1 << 16):
+    while chunk := os.read(3, 1 << 16):
         remote.stdin.write(chunk)
     remote.stdin.close()
 threading.Thread(target=carry, daemon=True).start()
 code = remote.wait()
 os._exit(code if code >= 0 else 255)
+PLAYED
 """
 
 
 @pytest.fixture
-def ssh(tmp_path):
-    """Returns the environment with the fake `ssh`, which lists its processes in the file
-    `clients`."""
-    file = tmp_path / "bin/ssh"
-    file.parent.mkdir()
-    file.write_text(SSH)
-    file.chmod(0o755)
-    return {"PATH": f"{file.parent}{os.pathsep}{os.environ['PATH']}"}
+def ssh_folder(tmp_path):
+    """A folder for a program in place of `ssh`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def real_ssh(ssh_folder):
+    """The environment with an `ssh` that a real `sshd` lets in."""
+    with running_sshd(ssh_folder) as client:
+        yield environment(ssh_folder, f'exec {client} "$@"\n')
+
+
+def environment(folder, client):
+    (folder / "ssh").write_text(SSH + client)
+    (folder / "ssh").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def played_ssh(ssh_folder):
+    """The environment with an `ssh` that runs commands here."""
+    return environment(ssh_folder, PLAYED)
+
+
+@pytest.fixture(params=["played_ssh", pytest.param("real_ssh", marks=needs_sshd)])
+def ssh(request):
+    """The environment with an `ssh` that lists its processes in the file `clients`."""
+    return request.getfixturevalue(request.param)
 
 
 def clients(ssh):
@@ -156,11 +180,11 @@ def test_ctrl_c_reaches_workers_on_hosts(program, ssh):  # noqa: F811
 
 def test_no_worker_outlives_its_connection(program, ssh):  # noqa: F811
     process, pids = start(program, ssh, "say()\ntime.sleep(60)", "host1,host2", "--grace", "0.2")
-    (client,) = [pid for host, pid in clients(ssh)[2:] if host == "host2"]
+    (client,) = [pid for host, pid in clients(ssh) if host == "host2"]
     os.kill(int(client), signal.SIGKILL)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 255
-    assert re.search(r"worker 1 died first, .*: host2: the connection was lost", err)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "worker 1 died first" in err
     assert all(map(ends, pids.values()))
 
 
@@ -170,28 +194,6 @@ def test_no_worker_outlives_gradcomp(program, ssh):  # noqa: F811
     process.communicate(timeout=300)
     assert all(map(ends, pids.values()))
     assert all(ends(pid) for _, pid in clients(ssh))
-
-
-def test_a_silent_connection_ends_a_worker(tmp_path):
-    """A cut network closes no connection; the host misses the launcher's signs of life."""
-    text = Path(on_host.__file__).read_text().replace("SILENCE = 60.0", "SILENCE = 1.0")
-    pid = tmp_path / "pid"
-    source = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    command = [sys.executable, "-c", source]
-    request = {
-        "do": "run",
-        "folder": str(tmp_path),
-        "env": {},
-        "command": command,
-    }
-    request["guard"] = "import os, sys; os.execvp(sys.argv[2], sys.argv[2:])"
-    with subprocess.Popen(
-        [sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    ) as host:
-        host.stdin.write(b"%s\n%s\n0\n" % (json.dumps(text).encode(), json.dumps(request).encode()))
-        assert host.stderr.read() == b""
-    assert text != Path(on_host.__file__).read_text()
-    assert ends(pid.read_text())
 
 
 def test_a_job_on_hosts_is_restarted(program, ssh, tmp_path):  # noqa: F811
@@ -206,18 +208,71 @@ def test_the_first_message_names_everything_that_hosts_lack(program, ssh, tmp_pa
     for args, messages in (
         (
             ["-H", "host1,host2", "no.py"],
-            [f"{host}: there is no program no.py in {tmp_path}" for host in ("host1", "host2")],
+            [f"{host}: there is no {tmp_path}/no.py" for host in ("host1", "host2")],
         ),
-        (["-H", "host1", "-m", "no_module"], [f"host1: {sys.executable} has no module no_module"]),
         (
             ["-H", "host1,nowhere", path],
             ["nowhere: ssh: connect to host nowhere port 22: Connection refused"],
         ),
-        (["-H", "bare", path], [f"bare: there is no Python at {sys.executable}, as there is here"]),
     ):
         done = gradcomp("run", *args, env=ssh, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.splitlines() == ["Error: workers cannot be started on", *messages]
+
+
+def test_the_reason_of_a_module_that_hosts_lack_is_shown(program, ssh):  # noqa: F811
+    done = gradcomp("run", "-H", "host1", "-m", "no_module", env=ssh)
+    assert done.returncode == 1
+    assert re.search(r"worker 0 died first, .*No module named no_module", done.stderr)
+
+
+@needs_sshd
+def test_the_reason_of_a_refused_login_is_shown(program, real_ssh):  # noqa: F811
+    done = gradcomp("run", "-H", "host1,stranger", program(""), env=real_ssh)
+    assert done.returncode == 1
+    assert re.search(r"cannot be started on\nstranger: .*Permission denied", done.stderr)
+
+
+@needs_sshd
+def test_many_workers_on_a_host_do_not_log_in_at_once(program, real_ssh):  # noqa: F811
+    done = gradcomp("run", "-H", "host1:12", program("print(index)"), env=real_ssh)
+    assert done.returncode == 0, done.stderr
+    said = [f"[worker {index:>2}] {index}" for index in range(12)]
+    assert sorted(done.stdout.splitlines()) == said
+
+
+def test_a_host_of_another_shape_gives_its_shell_s_reason(program, ssh_folder):  # noqa: F811
+    env = environment(ssh_folder, 'command="exec /no/python"\n' + PLAYED)
+    done = gradcomp("run", "-H", "host1", program(""), env=env)
+    assert done.returncode == 1
+    assert re.search(r"on\nhost1: .*/no/python.*not found", done.stderr)
+
+
+@needs_sshd
+def test_a_service_that_a_worker_has_started_does_not_hold_the_job(program, real_ssh):  # noqa: F811
+    source = """
+        import subprocess
+        print(subprocess.Popen(["sleep", "300"], start_new_session=True).pid)
+        sys.exit(7)
+    """
+    done = gradcomp("run", "-H", "host1", program(source), env=real_ssh, timeout=200)
+    os.kill(int(done.stdout.split()[-1]), signal.SIGKILL)
+    assert done.returncode == 7
+
+
+def test_workers_may_print_control_characters(program, ssh):  # noqa: F811
+    path = program(
+        r"""
+        for stream in (sys.stdout, sys.stderr):
+            print('a\x1e{"returncode": 0}\x1e', "\x00\x04gradcomp 1", file=stream, flush=True)
+        sys.exit(3)
+        """
+    )
+    done = gradcomp("run", "-H", "host1", path, env=ssh)
+    line = '[worker 0] a\x1e{"returncode": 0}\x1e \x00\x04gradcomp 1\n'
+    assert done.returncode == 3
+    assert done.stdout == line
+    assert done.stderr.startswith(line)
 
 
 def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, tmp_path):  # noqa: F811
@@ -231,7 +286,7 @@ def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, 
         env={**ENV, **ssh},
     ) as process:
         until = time.monotonic() + 300
-        while len(clients(ssh)) < 3:  # surveyed, run, and surveyed again
+        while len(clients(ssh)) < 2:
             assert time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -243,44 +298,36 @@ def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, 
 
 def test_without_ssh_only_this_machine_has_workers(program):  # noqa: F811
     done = gradcomp("run", "-H", "host1", program(""), env={"PATH": "/nowhere"})
-    assert done.returncode == 1
-    assert done.stderr.endswith("on\nhost1: there is no ssh here\n")
+    assert (done.returncode, done.stderr) == (1, "Error: there is no ssh on this machine\n")
 
 
-@pytest.mark.parametrize("command", ["methods", "info", "run -n 1", "run -H host1"])
-def test_files_named_like_standard_modules_break_no_command(program, ssh, tmp_path, command):  # noqa: F811
+MODULES = ("json", "os", "select", "signal", "socket", "subprocess", "tempfile", "typing")
+
+
+def write_modules(folder, names):
+    for name in names:
+        (folder / f"{name}.py").write_text("raise SystemExit('this is no standard module')")
+
+
+@pytest.mark.parametrize("command", ["methods", "info", "run -n 1"])
+def test_files_named_like_standard_modules_break_no_command(program, tmp_path, command):  # noqa: F811
     path = program("print('a line')")
     (folder := tmp_path / "current").mkdir()
-    for name in ("json", "os", "select", "signal", "socket", "subprocess", "tempfile", "typing"):
-        (folder / f"{name}.py").write_text("raise SystemExit('this is no standard module')")
+    write_modules(folder, MODULES)
     args = [*command.split(), *([path] if command.startswith("run") else [])]
     script = [str(Path(sys.executable).with_name("gradcomp"))]
-    done = gradcomp(*args, env=ssh, cwd=folder, command=script)
+    done = gradcomp(*args, cwd=folder, command=script)
     assert done.returncode == 0, done.stderr
     assert "no standard module" not in done.stdout + done.stderr
 
 
-def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
-    for request, message in (
-        ({"folder": "/no/folder"}, "there is no folder /no/folder"),
-        ({"folder": str(tmp_path)}, f"{sys.executable} has no module tf_gradcomp"),
-    ):
-        request |= {
-            "do": "survey",
-            "workers": 2,
-            "program": "p.py",
-            "module": None,
-            "python_path": [],
-        }
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", LOADER],
-            input=program_text() + json.dumps(request).encode() + b"\n",
-            capture_output=True,
-            check=True,
-        )
-        _, (answer,) = MessageSplitter().feed(done.stdout)
-        assert answer["problem"] == message
-        assert len({*answer["ports"]}) == 2
+def test_files_named_like_standard_modules_break_no_worker_on_a_host(program, ssh, tmp_path):  # noqa: F811
+    path = program("print('a line')")
+    write_modules(tmp_path, {*MODULES} - {"json", "os"})  # which the program imports
+    script = [str(Path(sys.executable).with_name("gradcomp"))]
+    for args in ([path], ["-m", "program"]):
+        done = gradcomp("run", "-H", "host1", *args, env=ssh, cwd=tmp_path, command=script)
+        assert (done.returncode, done.stdout) == (0, "[worker 0] a line\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -299,8 +346,8 @@ def test_a_host_without_the_folder_or_the_library_is_named(tmp_path):
         (["-n", "1", "-x", "HOME"], "-x is for workers on hosts"),
     ],
 )
-def test_wrong_use_is_refused(program, ssh, args, message):  # noqa: F811
-    done = gradcomp("run", *args, program(""), env=ssh)
+def test_wrong_use_is_refused(program, played_ssh, args, message):  # noqa: F811
+    done = gradcomp("run", *args, program(""), env=played_ssh)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -311,8 +358,8 @@ def test_schedulers_know_their_hosts(program):  # noqa: F811
     assert "leave out -H" in done.stderr
 
 
-def test_hosts_are_read_as_ssh_and_mpirun_read_them(ssh, monkeypatch):
-    monkeypatch.setenv("PATH", ssh["PATH"])
+def test_hosts_are_read_as_ssh_and_mpirun_read_them(played_ssh, monkeypatch):
+    monkeypatch.setenv("PATH", played_ssh["PATH"])
     hosts = parse_hosts("a, user@b-1.c:2,[fe80::1]:3,a")
     assert [(host.name, host.workers, host.address) for host in hosts] == [
         ("a", 2, "a"),
@@ -321,18 +368,7 @@ def test_hosts_are_read_as_ssh_and_mpirun_read_them(ssh, monkeypatch):
     ]
 
 
-def test_this_machine_needs_no_ssh(program, ssh):  # noqa: F811
-    done = gradcomp("run", "-H", "localhost:2", program("print(index)"), env=ssh)
+def test_this_machine_needs_no_ssh(program, played_ssh):  # noqa: F811
+    done = gradcomp("run", "-H", "localhost:2", program("print(index)"), env=played_ssh)
     assert sorted(done.stdout.splitlines()) == ["[worker 0] 0", "[worker 1] 1"]
-    assert clients(ssh) == []
-
-
-def test_messages_are_found_across_the_boundaries_of_chunks():
-    data = b'one\x1e{"ports": 1}\x1etwo\n\x1e{"returncode": 0}\x1e'
-    for size in (1, 2, 5, len(data)):
-        splitter, output, messages = MessageSplitter(), b"", []
-        for start in range(0, len(data), size):
-            some, more = splitter.feed(data[start : start + size])
-            output, messages = output + some, messages + more
-        assert output == b"onetwo\n"
-        assert messages == [{"ports": 1}, {"returncode": 0}]
+    assert clients(played_ssh) == []

@@ -12,12 +12,12 @@ import click
 from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.output import WorkerOutput, echo, table_width
 from tf_gradcomp.cli.stop_requests import stop_requests
-from tf_gradcomp.environment import MALLOC
+from tf_gradcomp.environment import MALLOC, PREFIX
 from tf_gradcomp.launch import (
     THIS_MACHINE,
+    Connection,
     JobResult,
     LocalJob,
-    Placed,
     Rank,
     addresses_of_all,
     malloc,
@@ -39,7 +39,7 @@ def run_job(
     timeout: float | None = None,
     worker_env: Sequence[Mapping[str, str]] | None = None,
     part: Rank | None = None,
-    placed: Placed | None = None,
+    connections: Sequence[Connection] | None = None,
     *,
     tf_config: bool = True,
     all_to_stderr: bool = False,
@@ -48,7 +48,8 @@ def run_job(
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
     `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place of the job's only
-    worker in a larger job. `placed` has the hosts of the workers, if they are on hosts. `verbose`
+    worker in a larger job. `connections` lead to the workers' hosts; they get
+    only those variables that differ from this process's, and those of `gradcomp`. `verbose`
     shows the lines that `Quiet` would omit. `LocalJob` explains the other arguments.
     """
     of_all = part.size if part else workers
@@ -59,12 +60,15 @@ def run_job(
     if part is None and sys.stdout is not None and sys.stdout.isatty():
         env = {**env, "COLUMNS": str(table_width(of_all))}
     if tf_config:
-        hosts = [host_of(address) for address in placed.addresses] if placed else [THIS_MACHINE]
+        addresses = [connection.address for connection in connections or ()]
+        hosts = [host_of(address) for address in addresses] or [THIS_MACHINE]
         env |= _bypass_of_proxy(hosts, env, log=True)
-    prefixes = None
-    if placed is not None:
-        prefixes = placed.prefixes([name for name in env if env[name] != os.environ.get(name)])
-        worker_env, tf_config = placed.env(), False
+    if connections is not None:
+        env = {name: env[name] for name in env if _is_for_hosts(name, env[name])}
+        worker_env = [
+            {**more, TF_CONFIG: make_tf_config(addresses, index)}
+            for index, more in enumerate(worker_env or [{}] * workers)
+        ]
     with (
         stop_requests(grace, timeout) as requests,
         WorkerOutput(
@@ -80,7 +84,7 @@ def run_job(
             env=env,
             worker_env=worker_env,
             tf_config=tf_config,
-            worker_prefix=prefixes,
+            connections=connections,
             first=part.rank if part else 0,
             on_line=shown.line,
             on_progress=shown.progress,
@@ -92,6 +96,10 @@ def run_job(
         while job.step():
             shown.show_suppressed()
         return job.run()  # reads the rest of the pipes
+
+
+def _is_for_hosts(name: str, value: str) -> bool:
+    return name.startswith(PREFIX) or value != os.environ.get(name)
 
 
 def _malloc_settings(env: Mapping[str, str], *, tell: bool) -> dict[str, str]:

@@ -10,17 +10,20 @@ from pathlib import Path
 
 import click
 
-from tf_gradcomp.cli.hosts import hosts_of
 from tf_gradcomp.cli.job import GRACE, addresses_of, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
 from tf_gradcomp.cli.restarts import run_with_restarts
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
 from tf_gradcomp.launch import (
+    Connection,
+    Host,
     JobResult,
     Rank,
+    connected,
     gpus_of_workers,
     horovod_ranks,
     is_started_alone,
+    parse_hosts,
     scheduled,
 )
 
@@ -183,16 +186,16 @@ def run(
     check_scheduled(
         place, workers, horovod, gpus_per_worker is not None, hosts is not None, max_restarts > 0
     )
-    there = hosts_of(hosts, export, workers, horovod, gpus_per_worker)
+    exported = _exported(export, hosts)
+    there = _hosts(hosts, workers, horovod, gpus_per_worker) if hosts is not None else []
     if there:
-        workers = there.workers
+        workers = sum(host.workers for host in there)
     workers = 1 if place else _given(workers, args)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
-    on_one = there.most_on_one if there else workers
+    on_one = max((host.workers for host in there), default=workers)
     env = {**os.environ, **thread_settings(threads_per_worker, on_one, place)}
-    if there:
-        env |= there.values
+    needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
     if compressor is not None:
         env[COMPRESSOR] = compressor
     if heartbeat_timeout is not None:
@@ -204,6 +207,7 @@ def run(
     def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
         with ExitStack() as stack:
             ranks = stack.enter_context(_ranks(workers)) if horovod else None
+            connections = stack.enter_context(_connected(there, needed_paths)) if there else None
             return run_job(
                 command,
                 workers,
@@ -211,8 +215,8 @@ def run(
                 output,
                 grace,
                 left,
-                ranks or gpus,
-                placed=there.place(program, module) if there else None,
+                ranks or gpus or [exported] * workers,
+                connections=connections,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
@@ -273,6 +277,49 @@ def check_scheduled(
             f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
             "python."
         )
+
+
+def _hosts(
+    text: str, workers: int | None, horovod: bool, gpus_per_worker: int | None
+) -> list[Host]:
+    for value, option, instead in (
+        (workers, "-n", "-H says how many workers each host has, as in host1:2"),
+        (horovod, "--horovod", "start ranks of Horovod on hosts by horovodrun --gloo -H"),
+        (
+            gpus_per_worker,
+            "--gpus-per-worker",
+            "start one worker on each host, as in host1,host2; it takes all GPUs of its host",
+        ),
+    ):
+        if value:
+            raise click.UsageError(f"Leave out {option}: {instead}.")
+    try:
+        return parse_hosts(text)
+    except ValueError as error:
+        raise click.UsageError(f"-H: {error}.") from error
+
+
+@contextmanager
+def _connected(hosts: Sequence[Host], needed_paths: Sequence[str]) -> Iterator[list[Connection]]:
+    with ExitStack() as stack:
+        try:
+            connections = stack.enter_context(connected(hosts, needed_paths))
+        except ConnectionError as error:
+            raise click.ClickException(str(error)) from error
+        yield connections
+
+
+def _exported(export: Sequence[str], hosts: str | None) -> dict[str, str]:
+    """Returns the variables that `-x` passes to workers on hosts."""
+    if export and hosts is None:
+        raise click.UsageError("-x is for workers on hosts (-H); others get all variables.")
+    variables = {}
+    for text in export:
+        name, is_given, value = text.partition("=")
+        if not is_given and name not in os.environ:
+            raise click.UsageError(f"-x: there is no variable {name} here; give it a value.")
+        variables[name] = value if is_given else os.environ[name]
+    return variables
 
 
 @contextmanager

@@ -12,12 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tf_gradcomp.launch.lines import LineReader
 from tf_gradcomp.launch.ports import ReservedPorts
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
 from tf_gradcomp.tf_config import make_tf_config
+
+if TYPE_CHECKING:
+    from tf_gradcomp.launch.ssh import Connection
 
 # How long one poll of the workers waits for output, and thus how late a worker's end may be
 # noticed.
@@ -35,7 +38,7 @@ THIS_MACHINE = "localhost"
 # safe in a process with threads, such as a process that has loaded TensorFlow.) It also lets the
 # worker receive SIGINT, even if the launcher ignores SIGINT because it runs in the background of a
 # shell.
-GUARD = """
+_GUARD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -50,22 +53,33 @@ LineHook = Callable[[int, str, str], None]
 """Takes the worker's index, `"stdout"` or `"stderr"`, and the line."""
 
 
-class _Worker:
-    """A process in its own session and process group."""
+def start_process(
+    command: Sequence[str], env: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Starts a process in its own session and process group, which dies with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=dict(env),
+        start_new_session=True,
+    )
 
-    def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+
+class _Worker:
+    """A worker: a process here, or one on a host behind a connection."""
+
+    def __init__(
+        self, index: int, process: subprocess.Popen[bytes], connection: Connection | None
+    ) -> None:
         self.index = index
         self.end: WorkerEnd | None = None
         self.signalled = False
         self.stderr_tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-        )
+        self._process = process
+        self._connection = connection
         self.pipes: dict[str, IO[bytes]] = {}
         for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
             assert pipe is not None
@@ -80,15 +94,27 @@ class _Worker:
         status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
             return None
-        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        return self._worker_code(code)
+
+    def _worker_code(self, code: int) -> int:
+        """Returns the worker's exit code: on a host, the codes after 128 stand for signals."""
+        by_signal = self._connection is not None and code - 128 in signal.valid_signals()
+        return 128 - code if by_signal else code
 
     def send(self, signum: int) -> None:
         """Sends a signal to the process and to all processes that it has started."""
+        if self._connection is not None and signum != signal.SIGKILL:
+            self._connection.send_signal(signum, to_group=True)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
 
     def pass_on(self, signum: int) -> None:
         """Sends a signal to the process alone: its children may have no handler for it."""
+        if self._connection is not None:
+            self._connection.send_signal(signum, to_group=False)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signum)
 
@@ -99,7 +125,7 @@ class _Worker:
             self._process.wait()
         for pipe in self.pipes.values():
             pipe.close()
-        return self._process.returncode
+        return self._worker_code(self._process.returncode)
 
 
 class LocalJob:
@@ -122,6 +148,7 @@ class LocalJob:
         worker_prefix: For each worker, a command that runs the worker's command, such as `ip netns
             exec NAME`; it must become the command, or pass its signals, output and exit code on.
         hosts: The name by which other workers reach each worker, if it is not `localhost`.
+        connections: Connections to hosts on which the workers run, without TF_CONFIG.
         first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.
         on_progress: Called like `on_line`, with the state of a line that is being redrawn.
@@ -149,6 +176,7 @@ class LocalJob:
         tf_config: bool = True,
         worker_prefix: Sequence[Sequence[str]] | None = None,
         hosts: Sequence[str] | None = None,
+        connections: Sequence[Connection] | None = None,
         first: int = 0,
         on_line: LineHook | None = None,
         on_progress: LineHook | None = None,
@@ -161,6 +189,7 @@ class LocalJob:
             ("worker_env", worker_env),
             ("worker_prefix", worker_prefix),
             ("hosts", hosts),
+            ("connections", connections),
         ):
             if given is not None and len(given) != workers:
                 raise ValueError(
@@ -186,8 +215,9 @@ class LocalJob:
                 [[*prefix, *command] for prefix in worker_prefix or [()] * workers],
                 os.environ if env is None else env,
                 worker_env or [{}] * workers,
-                tf_config,
+                tf_config and connections is None,
                 first,
+                connections or [None] * workers,
             )
         except BaseException:
             self.close()
@@ -200,12 +230,20 @@ class LocalJob:
         worker_env: Sequence[Mapping[str, str]],
         tf_config: bool,
         first: int,
+        connections: Sequence[Connection | None],
     ) -> None:
-        for place, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
+        for place, (command, own_env, connection) in enumerate(
+            zip(commands, worker_env, connections, strict=True)
+        ):
             others = {"TF_CONFIG": make_tf_config(self._ports.addresses, place)}
             # Unbuffered: the last words of a killed worker must not be lost in its buffer.
             full_env = {"PYTHONUNBUFFERED": "1", **env, **(others if tf_config else {}), **own_env}
-            worker = _Worker(first + place, command, full_env)
+            if connection is None:
+                process = start_process(command, full_env)
+            else:
+                process = connection.process
+                connection.start_worker(command, full_env)
+            worker = _Worker(first + place, process, connection)
             self._workers.append(worker)
             for stream, pipe in worker.pipes.items():
                 os.set_blocking(pipe.fileno(), False)
