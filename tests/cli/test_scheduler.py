@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
 from tf_gradcomp.cli.run import thread_settings
-from tf_gradcomp.launch import scheduled
+from tf_gradcomp.launch import addresses_of_all, scheduled
 from tf_gradcomp.launch.scheduler import expand_counts, expand_hosts, slurm_addresses
 
 SLURM = {
@@ -162,6 +162,13 @@ def test_mpirun_starts_workers_that_know_each_other(program):  # noqa: F811
     assert first == second
     assert len(set(json.loads(f'["{first}'.replace("'", '"')))) == 2
     assert "[worker 1] to stderr" in done.stderr
+
+
+def test_without_mpi4py_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    rank = scheduled({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
+    with pytest.raises(RuntimeError, match="pip install mpi4py"), addresses_of_all(rank):
+        pass
 
 
 def test_mpirun_ends_as_the_worker_that_failed_first(program):  # noqa: F811

@@ -1,8 +1,7 @@
 """Finds this process' rank in a job that `srun` or `mpirun` has started.
 
 Slurm's variables list the hosts of all tasks. MPI launchers tell a process only its rank and the
-number of ranks, so the ranks exchange their addresses, by one collective of the MPI that has
-started them.
+number of ranks, so the ranks exchange their addresses by mpi4py.
 
 TensorFlow's own `SlurmClusterResolver` cannot be used: it would import TensorFlow, needs a GPU for
 each task, and gives all jobs the same ports.
@@ -11,23 +10,17 @@ each task, and gives all jobs the same ports.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tf_gradcomp.launch.ports import ReservedPorts
 
 _THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-_LATEST = 300.0  # the largest difference between the starts of ranks, in seconds
 
 
 # The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
@@ -89,7 +82,7 @@ def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterat
     host = _THIS_MACHINE if place.here == place.size else _own_host(env)
     ports = ReservedPorts([host])
     try:
-        yield _gathered_by_mpi(ports.addresses[0], place, env)
+        yield _gather_by_mpi(ports.addresses[0], place.size)
     finally:
         ports.release()
 
@@ -145,68 +138,20 @@ def _own_host(env: Mapping[str, str]) -> str:
     return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
 
 
-# Runs in a separate process: MPI may kill it, and does not confuse its end with the rank's end. In
-# Open MPI, the constants are symbols; in MPICH and its derivatives, they are numbers.
-_GATHER = """
-import ctypes, json, sys
-library, own, width = sys.argv[1], sys.argv[2].encode(), 256
-mpi, size = ctypes.CDLL(library, ctypes.RTLD_GLOBAL), ctypes.c_int()
-if hasattr(mpi, "ompi_mpi_comm_world"):
-    world, byte = (
-        ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
-        for name in ("ompi_mpi_comm_world", "ompi_mpi_byte")
-    )
-else:
-    world, byte = ctypes.c_int(0x44000000), ctypes.c_int(0x4c00010d)
-mpi.MPI_Init(None, None)
-mpi.MPI_Comm_size(world, ctypes.byref(size))
-every = ctypes.create_string_buffer(width * size.value)
-mpi.MPI_Allgather(
-    ctypes.create_string_buffer(own, width), width, byte, every, width, byte, world
-)
-mpi.MPI_Finalize()
-parts = (every.raw[i : i + width] for i in range(0, len(every), width))
-print(json.dumps([part.rstrip(bytes(1)).decode() for part in parts]))
-"""
-
-
-def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]:
-    fd = env.get("PMI_FD")  # how MPICH's processes communicate with their launcher
-    command = [sys.executable, "-I", "-S", "-c", _GATHER, _mpi_library(env), own]
+def _gather_by_mpi(address: str, size: int) -> list[str]:
+    """Returns the addresses of all ranks, in their order."""
     try:
-        done = subprocess.run(
-            command,
-            env=dict(env),
-            pass_fds=[int(fd)] if fd else [],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LATEST,
-            check=True,
-        )
-        addresses = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
         raise RuntimeError(
-            f"Rank {place.rank} could not send its address to the other ranks through MPI: "
-            f"{said.splitlines()[-1]}. The folder of mpirun's own libmpi belongs into "
-            "LD_LIBRARY_PATH (mpirun -x LD_LIBRARY_PATH ...)."
+            f"Under mpirun, gradcomp needs mpi4py, which cannot be loaded ({error}): "
+            "pip install mpi4py."
         ) from error
-    if len(addresses) != place.size:
+    addresses = MPI.COMM_WORLD.allgather(address)
+    MPI.Finalize()  # at the end of the process, it would wait for the other ranks
+    if len(addresses) != size:
         raise RuntimeError(
-            f"mpirun has started {place.size} ranks, and the MPI library {_mpi_library(env)} sees "
-            f"{len(addresses)}: it belongs to another mpirun; put the right one into "
-            "LD_LIBRARY_PATH."
+            f"mpirun has started {size} ranks, and mpi4py sees {len(addresses)}: it was built for "
+            "another MPI."
         )
     return addresses
-
-
-def _mpi_library(env: Mapping[str, str]) -> str:
-    """Returns the MPI library's path in the launcher's installation, or its name for `dlopen`."""
-    name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
-    launcher = shutil.which("mpirun", path=env.get("PATH"))
-    homes = [Path(launcher).resolve().parents[1]] if launcher else []
-    if "OPAL_PREFIX" in env:
-        homes.insert(0, Path(env["OPAL_PREFIX"]))
-    found = (home / "lib" / name for home in homes)
-    return next((str(library) for library in found if library.exists()), name)
