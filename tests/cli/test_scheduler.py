@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
-from tf_gradcomp.cli.run import thread_settings
 from tf_gradcomp.launch import addresses_of_all, scheduled
 from tf_gradcomp.launch.scheduler import expand_counts, expand_hosts, slurm_addresses
 
@@ -103,16 +102,6 @@ def test_one_rank_starts_one_worker_unless_more_are_asked_for(program, launcher)
     one, two = (gradcomp("run", *n, path, env=ONE_RANK[launcher]) for n in ([], ["-n", "2"]))
     assert (one.returncode, one.stdout) == (0, "[worker 0] 0\n")
     assert (two.returncode, len(two.stdout.splitlines())) == (0, 2)
-
-
-def test_ranks_of_a_machine_share_its_cores_out(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    threads = {}
-    for cores in (16, 8, 2):  # of no rank, of several, of this rank
-        place = scheduled({"PMI_RANK": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"})
-        threads[cores] = thread_settings("auto", 1, place)["OMP_NUM_THREADS"]
-    assert threads == {16: "4", 8: "4", 2: "2"}
 
 
 def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811

@@ -11,12 +11,11 @@ import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.cli.job import addresses_of, report_end, run_job, run_rank
-from tf_gradcomp.cli.options import Threads, Workers, json_option
+from tf_gradcomp.cli.options import Workers, json_option
 from tf_gradcomp.cli.run import (
     check_scheduled,
     misplaced_workers_hint,
     program_command,
-    thread_settings,
 )
 from tf_gradcomp.launch import Rank, is_started_alone, scheduled
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
@@ -42,19 +41,12 @@ _LOOPBACK = (
     "TF_CONFIG is set.",
 )
 @click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
-@click.option(
-    "--threads-per-worker",
-    type=Threads(),
-    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
-    "the workers.",
-)
 @json_option
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def advise(
     workers: int | None,
     module: bool,
-    threads_per_worker: int | str | None,
     as_json: bool,
     program: str,
     args: tuple[str, ...],
@@ -91,11 +83,7 @@ def advise(
     command = [sys.executable, *program_command(program, module), *args]
     with tempfile.TemporaryDirectory(prefix="gradcomp-advise-") as folder:
         found = Path(folder, "advice.json" if as_json else "advice.txt")
-        env = {
-            **os.environ,
-            VARIABLE: str(found),
-            **thread_settings(threads_per_worker, workers or 1, place),
-        }
+        env = {**os.environ, VARIABLE: str(found)}
         if place is not None:
             with addresses_of(place) as addresses:
                 result = run_rank(

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from tf_gradcomp.cli.job import GRACE, addresses_of, report_end, run_job, run_rank
-from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
+from tf_gradcomp.cli.options import Seconds, Workers, print_json
 from tf_gradcomp.cli.restarts import run_with_restarts
-from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
+from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
     Connection,
     Host,
@@ -97,27 +97,6 @@ _OF_EACH_RUN = ("exit_code", "first_failure")
     "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
-    "--heartbeat-timeout",
-    type=Seconds(min=1),
-    metavar="SECONDS",
-    help="How long a worker may be silent before TensorFlow considers it lost; 60 by default. A "
-    "worker, or its virtual machine, may pause for half of this time. Sets "
-    "GRADCOMP_HEARTBEAT_TIMEOUT for the workers.",
-)
-@click.option(
-    "--stall-after",
-    type=SecondsOrNever(min=1),
-    metavar="SECONDS",
-    help="Have a worker that waits for so long report for whom; 30 by default, 0 for never. "
-    "Sets GRADCOMP_STALL_AFTER for the workers.",
-)
-@click.option(
-    "--threads-per-worker",
-    type=Threads(),
-    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
-    "the workers. By default TensorFlow decides, and every worker uses all cores.",
-)
-@click.option(
     "--gpus-per-worker",
     type=click.IntRange(min=1),
     metavar="N",
@@ -153,9 +132,6 @@ def run(
     grace: float,
     timeout: float | None,
     max_restarts: int,
-    heartbeat_timeout: float | None,
-    stall_after: float | None,
-    threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
     compressor: str | None,
     horovod: bool,
@@ -193,15 +169,10 @@ def run(
     workers = 1 if place else _given(workers, args)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module, here=not there), *args]
-    on_one = max((host.workers for host in there), default=workers)
-    env = {**os.environ, **thread_settings(threads_per_worker, on_one, place)}
+    env = dict(os.environ)
     needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
     if compressor is not None:
         env[COMPRESSOR] = compressor
-    if heartbeat_timeout is not None:
-        env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
-    if stall_after is not None:
-        env[STALL_AFTER] = f"{stall_after:g}"
     shown_tails = output == "all"
 
     def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
@@ -384,22 +355,3 @@ def program_command(program: str, module: bool, *, here: bool = True) -> list[st
             f"There is no program {program!r} here; expected a file, or -m and a module."
         )
     return [f"./{program}" if program.startswith("-") else program]
-
-
-def thread_settings(
-    threads: int | str | None, workers: int, place: Rank | None = None
-) -> dict[str, str]:
-    """Returns the environment variables that set each worker's number of threads.
-
-    `"auto"` divides the cores; None leaves the number to TensorFlow. A scheduler's `place` says
-    whether it has assigned cores to ranks.
-    """
-    if threads is None:
-        return {}
-    if threads == "auto":
-        threads = len(os.sched_getaffinity(0)) // workers
-        if place is not None:
-            threads = min(threads, (os.cpu_count() or 1) // place.here)
-        threads = max(1, threads)
-    # Not TF_NUM_INTEROP_THREADS: a collective that waits for other workers occupies such a thread.
-    return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
