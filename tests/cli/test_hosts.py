@@ -18,7 +18,6 @@ import pytest
 from tests.cli.sshd import needs_sshd, running_sshd
 from tests.cli.test_restarts import START
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
-from tests.cli.test_scheduler import SLURM
 from tf_gradcomp.launch import parse_hosts
 
 # Notes each connection and its process, so that tests can end it.
@@ -333,11 +332,11 @@ def test_files_named_like_standard_modules_break_no_worker_on_a_host(program, ss
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["-H", "host1", "-n", "2"], "Leave out -n: -H says how many workers each host has"),
-        (["-H", "host1", "--horovod"], "Leave out --horovod: start ranks of Horovod on hosts by"),
+        (["-H", "host1", "-n", "2"], "-H: leave out -n; each host has a number of workers"),
+        (["-H", "host1", "--horovod"], "-H: leave out --horovod; start ranks of Horovod on hosts"),
         (
             ["-H", "host1", "--gpus-per-worker", "1"],
-            "Leave out --gpus-per-worker: start one worker on each host",
+            "-H: leave out --gpus-per-worker; start one worker on each host",
         ),
         (["-H", "host1:0"], "expected hosts and numbers of workers"),
         (["-H", "host1,,host2"], "received ''"),
@@ -350,12 +349,6 @@ def test_wrong_use_is_refused(program, played_ssh, args, message):  # noqa: F811
     done = gradcomp("run", *args, program(""), env=played_ssh)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_schedulers_know_their_hosts(program):  # noqa: F811
-    done = gradcomp("run", "-H", "host1", program(""), env=SLURM)
-    assert done.returncode == 2
-    assert "leave out -H" in done.stderr
 
 
 def test_hosts_are_read_as_ssh_and_mpirun_read_them(played_ssh, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
-from tf_gradcomp.launch import addresses_of_all, scheduled
+from tf_gradcomp.launch import Rank, addresses_of_ranks, find_rank
 from tf_gradcomp.launch.scheduler import expand_counts, expand_hosts, slurm_addresses
 
 SLURM = {
@@ -61,38 +61,35 @@ def test_tasks_that_are_not_in_blocks_are_refused():
     slurm_addresses(here | {"SLURM_PROCID": "2"})
 
 
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+OTHER_MPI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+def mpi(names, *values):
+    return dict(zip(names, values, strict=True))
+
+
 @pytest.mark.parametrize(
     ("env", "rank"),
     [
         ({}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, outside a step
-        (SLURM, ("srun", 2, 3, 1)),
-        (SLURM | {"SLURM_PROCID": "1"}, ("srun", 1, 3, 2)),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        (
-            SLURM  # of the daemon that has started the rank
-            | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            ("mpirun", 1, 2, 2),
-        ),
-        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, ("mpirun", 5, 8, 4)),
-        (
-            SLURM  # of the daemon that has started the only rank
-            | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            None,
-        ),
-        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, 1)),  # srun --mpi=pmi2
+        (SLURM, Rank("srun", 2, 3, False)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3"}, Rank("srun", 2, 3, True)),
+        # mpirun starts its daemon by srun.
+        (SLURM | mpi(OPEN_MPI, "1", "2", "2"), Rank("mpirun", 1, 2, True)),
+        (SLURM | mpi(OPEN_MPI, "0", "1", "1"), Rank("mpirun", 0, 1, True)),
+        (mpi(OTHER_MPI, "5", "8", "4"), Rank("mpirun", 5, 8, False)),
+        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, Rank("srun", 2, 3, False)),  # --mpi=pmi2
     ],
 )
 def test_the_launcher_of_this_process_is_found(env, rank):
-    found = scheduled(env)
-    assert (found and (found.scheduler, found.rank, found.size, found.here)) == rank
+    assert find_rank(env) == rank
 
 
 ONE_RANK = {
     "srun -n 1": SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
-    "mpirun -n 1": {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"},
+    "mpirun -n 1": mpi(OTHER_MPI, "0", "1", "1"),
 }
 
 
@@ -115,16 +112,17 @@ def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["-n", "2"], "srun has started this process as rank 2 of 3, and each starts one worker"),
-        (["--gpus-per-worker", "1"], "leave out --gpus-per-worker"),
-        (["--max-restarts", "1"], "leave out --max-restarts, and start srun again"),
-        (["--horovod"], "ranks of Horovod need no gradcomp run"),
+        (["-n", "2"], "leave out -n; each process starts one worker."),
+        (["-H", "host1"], "leave out -H; the scheduler knows the hosts."),
+        (["--gpus-per-worker", "1"], "leave out --gpus-per-worker; srun --gpus-per-task gives"),
+        (["--max-restarts", "1"], "leave out --max-restarts; a loop in the job's script"),
+        (["--horovod"], "leave out --horovod; ranks of Horovod need no gradcomp run"),
     ],
 )
 def test_options_for_one_machine_are_refused_under_a_scheduler(program, args, message):  # noqa: F811
     done = gradcomp("run", *args, program(""), env=SLURM)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert f"srun has started this process as rank 2 of 3: {message}" in done.stderr
 
 
 def mpirun(*args):
@@ -155,8 +153,10 @@ def test_mpirun_starts_workers_that_know_each_other(program):  # noqa: F811
 
 def test_without_mpi4py_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    rank = scheduled({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
-    with pytest.raises(RuntimeError, match="pip install mpi4py"), addresses_of_all(rank):
+    with (
+        pytest.raises(RuntimeError, match="pip install mpi4py"),
+        addresses_of_ranks(Rank("mpirun", 0, 2, True)),
+    ):
         pass
 
 

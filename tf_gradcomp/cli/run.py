@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
-from tf_gradcomp.cli.job import GRACE, addresses_of, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, Workers, print_json
-from tf_gradcomp.cli.restarts import run_with_restarts
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
-    Connection,
-    Host,
     JobResult,
-    Rank,
+    addresses_of_ranks,
     connected,
+    find_rank,
     gpus_of_workers,
     horovod_ranks,
-    is_started_alone,
     parse_hosts,
-    scheduled,
 )
+from tf_gradcomp.launch.job import GRACE, report_end, run_job, run_with_restarts
 
-_OF_EACH_RUN = ("exit_code", "first_failure")
+# The options that a job cannot have, each with the reason or the way out.
+NOT_UNDER_SCHEDULER = {
+    "-n": "each process starts one worker",
+    "-H": "the scheduler knows the hosts",
+    "--max-restarts": "a loop in the job's script starts it again (docs/lost_workers.md)",
+    "--gpus-per-worker": "srun --gpus-per-task gives each worker its own GPUs",
+    "--horovod": "ranks of Horovod need no gradcomp run; start the program itself, by python",
+}
+_NOT_WITH_HOSTS = {
+    "-n": "each host has a number of workers, as in host1:2",
+    "--horovod": "start ranks of Horovod on hosts by horovodrun --gloo -H",
+    "--gpus-per-worker": "start one worker on each host; it takes all GPUs of its host",
+}
+_NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_rank()"}
 
 
 @click.command(
@@ -158,129 +167,103 @@ def run(
       mpirun -H host1,host2 gradcomp run train.py --epochs 10
     """  # noqa: D301
     _refuse_nested_start()
-    place = scheduled()
-    check_scheduled(
-        place, workers, horovod, gpus_per_worker is not None, hosts is not None, max_restarts > 0
-    )
-    exported = _exported(export, hosts)
-    there = _hosts(hosts, workers, horovod, gpus_per_worker) if hosts is not None else []
-    if there:
-        workers = sum(host.workers for host in there)
-    workers = 1 if place else _given(workers, args)
-    gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
-    command = [sys.executable, *program_command(program, module, here=not there), *args]
-    env = dict(os.environ)
+    options = {
+        "-n": workers,
+        "-H": hosts,
+        "--max-restarts": max_restarts,
+        "--gpus-per-worker": gpus_per_worker,
+        "--horovod": horovod,
+    }
+    rank = find_rank()
+    if rank and not rank.is_alone:
+        refuse(options, NOT_UNDER_SCHEDULER, rank.description)
+        workers = 1
+    if horovod:
+        refuse(options, _NOT_WITH_HOROVOD, "--horovod")
+    exported = _exported_variables(export, hosts)
+    host_list = []
+    if hosts is not None:
+        refuse(options, _NOT_WITH_HOSTS, "-H")
+        with shown_errors(ValueError, "-H: %s.", click.UsageError):
+            host_list = parse_hosts(hosts)
+        workers = sum(host.workers for host in host_list)
+    if workers is None and rank:
+        workers = 1
+    if workers is None:
+        raise click.UsageError(
+            "Missing option '-n', the number of workers to start on this machine."
+            f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun "
+            "or mpirun, do not need it."
+        )
+    worker_env: Sequence[Mapping[str, str]] = [exported] * workers
+    if gpus_per_worker:
+        with shown_errors(ValueError, "%s", click.UsageError):
+            worker_env = gpus_of_workers(workers, gpus_per_worker)
+    command = [sys.executable, *program_command(program, module, is_here=not host_list), *args]
     needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
+    env = dict(os.environ)
     if compressor is not None:
         env[COMPRESSOR] = compressor
-    shown_tails = output == "all"
 
-    def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
-        with ExitStack() as stack:
-            ranks = stack.enter_context(_ranks(workers)) if horovod else None
-            connections = stack.enter_context(_connected(there, needed_paths)) if there else None
+    def run_once(seconds: float | None, variables: Mapping[str, str]) -> JobResult:
+        ranks = connections = addresses = None
+        with contextlib.ExitStack() as stack:
+            with shown_errors((ConnectionError, ImportError, RuntimeError)):
+                if horovod:
+                    ranks = stack.enter_context(horovod_ranks(workers))
+                if host_list:
+                    connections = stack.enter_context(connected(host_list, needed_paths))
+                if rank and not rank.is_alone:
+                    addresses = stack.enter_context(addresses_of_ranks(rank))
             return run_job(
                 command,
                 workers,
-                {**env, **more},
-                output,
-                grace,
-                left,
-                ranks or gpus or [exported] * workers,
+                {**env, **variables},
+                output=output,
+                grace=grace,
+                timeout=seconds,
+                worker_env=ranks or worker_env,
+                rank=rank if addresses else None,
+                addresses=addresses,
                 connections=connections,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
 
-    if place:
-        with addresses_of(place) as addresses:
-            result = run_rank(
-                place,
-                addresses,
-                timeout,
-                command=command,
-                env=env,
-                output=output,
-                grace=grace,
-                all_to_stderr=as_json,
-                verbose=verbose,
-            )
-        results = [result]
-    else:
-        results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
-    end = results[-1]
-    report_end(end, shown_tails=shown_tails)
+    shown_tails = output == "all"
+    results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
+    report_end(results[-1], shown_tails=shown_tails)
     if as_json:
-        runs = [{key: run.as_dict()[key] for key in _OF_EACH_RUN} for run in results]
-        print_json({**end.as_dict(), "restarts": len(runs) - 1, "runs": runs})
-    sys.exit(end.exit_code)
+        runs = [
+            {name: result.as_dict()[name] for name in ("exit_code", "first_failure")}
+            for result in results
+        ]
+        print_json({**results[-1].as_dict(), "restarts": len(runs) - 1, "runs": runs})
+    sys.exit(results[-1].exit_code)
 
 
-def check_scheduled(
-    place: Rank | None,
-    workers: int | None,
-    horovod: bool = False,
-    gpus: bool = False,
-    hosts: bool = False,
-    restarts: bool = False,
-) -> None:
-    """Refuses options for one machine if a scheduler has started this process."""
-    if place is None:
-        return
-    started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
-    if workers is not None:
-        raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
-    if hosts:
-        raise click.UsageError(f"{started}, on the hosts that it knows: leave out -H.")
-    if restarts:
-        raise click.UsageError(
-            f"{started}: leave out --max-restarts, and start {place.scheduler} again "
-            "(docs/lost_workers.md)."
-        )
-    if gpus:
-        raise click.UsageError(
-            f"{started}: leave out --gpus-per-worker, which divides the GPUs of one machine; srun "
-            "--gpus-per-task gives each worker its own."
-        )
-    if horovod:
-        raise click.UsageError(
-            f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
-            "python."
-        )
+def refuse(options: Mapping[str, object], refused: Mapping[str, str], reason: str) -> None:
+    """Ends the command if it has an option that the job cannot have."""
+    for option, instead in refused.items():
+        if options.get(option):
+            raise click.UsageError(f"{reason}: leave out {option}; {instead}.")
 
 
-def _hosts(
-    text: str, workers: int | None, horovod: bool, gpus_per_worker: int | None
-) -> list[Host]:
-    for value, option, instead in (
-        (workers, "-n", "-H says how many workers each host has, as in host1:2"),
-        (horovod, "--horovod", "start ranks of Horovod on hosts by horovodrun --gloo -H"),
-        (
-            gpus_per_worker,
-            "--gpus-per-worker",
-            "start one worker on each host, as in host1,host2; it takes all GPUs of its host",
-        ),
-    ):
-        if value:
-            raise click.UsageError(f"Leave out {option}: {instead}.")
+@contextlib.contextmanager
+def shown_errors(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    message: str = "%s",
+    shown: type[click.ClickException] = click.ClickException,
+) -> Iterator[None]:
+    """Ends the command with an error's message alone."""
     try:
-        return parse_hosts(text)
-    except ValueError as error:
-        raise click.UsageError(f"-H: {error}.") from error
+        yield
+    except errors as error:
+        raise shown(message % error) from error
 
 
-@contextmanager
-def _connected(hosts: Sequence[Host], needed_paths: Sequence[str]) -> Iterator[list[Connection]]:
-    with ExitStack() as stack:
-        try:
-            connections = stack.enter_context(connected(hosts, needed_paths))
-        except ConnectionError as error:
-            raise click.ClickException(str(error)) from error
-        yield connections
-
-
-def _exported(export: Sequence[str], hosts: str | None) -> dict[str, str]:
+def _exported_variables(export: Sequence[str], hosts: str | None) -> dict[str, str]:
     """Returns the variables that `-x` passes to workers on hosts."""
     if export and hosts is None:
         raise click.UsageError("-x is for workers on hosts (-H); others get all variables.")
@@ -291,40 +274,6 @@ def _exported(export: Sequence[str], hosts: str | None) -> dict[str, str]:
             raise click.UsageError(f"-x: there is no variable {name} here; give it a value.")
         variables[name] = value if is_given else os.environ[name]
     return variables
-
-
-@contextmanager
-def _ranks(number: int) -> Iterator[list[dict[str, str]]]:
-    with ExitStack() as stack:
-        try:
-            ranks = stack.enter_context(horovod_ranks(number))
-        except ImportError as error:
-            raise click.ClickException(str(error)) from error
-        yield ranks
-
-
-def _gpus(workers: int, each: int, horovod: bool) -> list[dict[str, str]]:
-    if horovod:
-        raise click.UsageError(
-            "Ranks of Horovod choose their GPU themselves, by hvd.local_rank(): leave out "
-            "--gpus-per-worker."
-        )
-    try:
-        return gpus_of_workers(workers, each)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _given(workers: int | None, args: tuple[str, ...]) -> int:
-    if workers is not None:
-        return workers
-    if is_started_alone():
-        return 1
-    raise click.UsageError(
-        "Missing option '-n', the number of workers to start on this machine."
-        f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun or "
-        "mpirun, do not need it."
-    )
 
 
 def misplaced_workers_hint(args: Sequence[str]) -> str:
@@ -346,11 +295,13 @@ def _refuse_nested_start() -> None:
         )
 
 
-def program_command(program: str, module: bool, *, here: bool = True) -> list[str]:
+def program_command(program: str, module: bool, *, is_here: bool = True) -> list[str]:
     """Returns the interpreter's arguments that start the program, which may have to be here."""
     if module:
         return ["-m", program]
-    if here and not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
+    if is_here and not any(
+        path.is_file() for path in (Path(program), Path(program, "__main__.py"))
+    ):
         raise click.UsageError(
             f"There is no program {program!r} here; expected a file, or -m and a module."
         )

@@ -13,12 +13,11 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tf_gradcomp.launch.ports import ReservedPorts
+from tf_gradcomp.launch.resources import ReservedPorts
 
-_THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
 
@@ -35,54 +34,50 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Rank:
-    """This process' place in a scheduler's job."""
+    """The rank of this process in a scheduler's job."""
 
     scheduler: str  # `"srun"` or `"mpirun"`
-    rank: int  # this process' rank
+    rank: int
     size: int  # the number of ranks
-    here: int  # the number of ranks on this machine
+    is_on_one_machine: bool  # all ranks are
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the scheduler has started only this process, as by `srun -n 1`."""
+        return self.size == 1
+
+    @property
+    def description(self) -> str:
+        """How this process was started, for messages."""
+        return f"{self.scheduler} has started this process as rank {self.rank} of {self.size}"
 
 
-def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
-    """Returns the scheduler that started this process as one of several, or None."""
-    place = _place(env)
-    return place if place is not None and place.size > 1 else None
-
-
-def is_started_alone(env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether a scheduler started this process alone, as by `srun -n 1`."""
-    place = _place(env)
-    return place is not None and place.size == 1
-
-
-def _place(env: Mapping[str, str]) -> Rank | None:
-    for scheduler, *names in _VARIABLES:
-        if all(name in env for name in names):
-            rank, size = (int(env[name]) for name in names[:2])
-            return Rank(scheduler, rank, size, _ranks_here(rank, env[names[2]]))
+def find_rank(env: Mapping[str, str] = os.environ) -> Rank | None:
+    """Returns the rank of this process; None if no scheduler has started it."""
+    for scheduler, rank, size, local_size in _VARIABLES:
+        if rank in env and size in env and local_size in env:
+            is_on_one_machine = env[local_size] == env[size]
+            return Rank(scheduler, int(env[rank]), int(env[size]), is_on_one_machine)
     return None
 
 
-def _ranks_here(rank: int, counts: str) -> int:
-    """Returns the ranks on one rank's machine: `counts` has all machines, or that one alone."""
-    of_each = [count for count in expand_counts(counts) for _ in range(count)]
-    return of_each[min(rank, len(of_each) - 1)]
-
-
 @contextlib.contextmanager
-def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[Sequence[str]]:
+def addresses_of_ranks(rank: Rank, env: Mapping[str, str] = os.environ) -> Iterator[list[str]]:
     """The addresses of the job's workers, in the order of ranks.
 
     Within the context, no other process on this machine gets the port of this process's worker by
     chance.
+
+    Raises:
+        RuntimeError: If the addresses cannot be found.
     """
-    if place.scheduler == "srun":
+    if rank.scheduler == "srun":
         yield slurm_addresses(env)
         return
-    host = _THIS_MACHINE if place.here == place.size else _own_host(env)
-    ports = ReservedPorts([host])
+    host = env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
+    ports = ReservedPorts(["localhost" if rank.is_on_one_machine else host])
     try:
-        yield _gather_by_mpi(ports.addresses[0], place.size)
+        yield _gather_by_mpi(ports.addresses[0], rank.size)
     finally:
         ports.release()
 
@@ -93,18 +88,18 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
     counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     job, step = int(env.get("SLURM_JOB_ID", 0)), int(env.get("SLURM_STEP_ID", 0))
     first = _FIRST_PORT + (job + 7 * step) * _PORTS_OF_JOB % _PORTS
-    places = [
-        (host, first + place)
+    workers = [
+        (host, first + index)
         for host, count in zip(hosts, counts, strict=True)
-        for place in range(count)
+        for index in range(count)
     ]
-    own, here = places[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
-    if here is not None and here != own:
+    expected, actual = workers[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
+    if actual is not None and actual != expected:
         raise RuntimeError(
-            f"Task {env['SLURM_PROCID']} of this step runs on {here} and not on {own}: start it "
-            "with srun --distribution=block, so that each machine has consecutive tasks."
+            f"Task {env['SLURM_PROCID']} of this step runs on {actual} and not on {expected}: "
+            "start it with srun --distribution=block, so that each machine has consecutive tasks."
         )
-    return [f"{host}:{port}" for host, port in places]
+    return [f"{host}:{port}" for host, port in workers]
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -131,11 +126,6 @@ def expand_counts(text: str) -> list[int]:
     """`"2(x3),1"` as `[2, 2, 2, 1]`."""
     pairs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in pairs for _ in range(int(times or 1))]
-
-
-def _own_host(env: Mapping[str, str]) -> str:
-    """The launcher's name for this machine."""
-    return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
 
 
 def _gather_by_mpi(address: str, size: int) -> list[str]:

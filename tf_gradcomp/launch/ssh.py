@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tf_gradcomp.launch.job import start_process
+from tf_gradcomp.launch.processes import start_process
 
 _SSH = (
     "ssh",
