@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.sshd import needs_sshd, running_sshd
-from tests.cli.test_restarts import START
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
 from tf_gradcomp.launch import parse_hosts
 
@@ -195,10 +194,12 @@ def test_no_worker_outlives_gradcomp(program, ssh):  # noqa: F811
     assert all(ends(pid) for _, pid in clients(ssh))
 
 
-def test_a_job_on_hosts_is_restarted(program, ssh, tmp_path):  # noqa: F811
-    body = "sys.exit(10 + runs if runs < 3 else 0)"
-    options = ["-H", "host1", "--json", "--max-restarts", "9"]
-    done = gradcomp("run", *options, program(START + body), str(tmp_path), env=ssh)
+def test_a_job_on_hosts_is_restarted(program, ssh):  # noqa: F811
+    source = """
+        restarts = int(os.environ["GRADCOMP_RESTARTS"])
+        sys.exit(10 + restarts if restarts < 3 else 0)
+    """
+    done = gradcomp("run", "-H", "host1", "--json", "--max-restarts", "9", program(source), env=ssh)
     assert (done.returncode, json.loads(done.stdout)["restarts"]) == (0, 3)
 
 
@@ -275,10 +276,10 @@ def test_workers_may_print_control_characters(program, ssh):  # noqa: F811
 
 
 def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, tmp_path):  # noqa: F811
-    body = "pathlib.Path(sys.argv[1], 'bin/hangs-host1').touch(); sys.exit(9)"
+    source = "open(sys.argv[1], 'w').close(); sys.exit(9)"
     options = ["-H", "host1", "--json", "--max-restarts", "9"]
     with subprocess.Popen(
-        [*COMMAND, "run", *options, program(START + body), str(tmp_path)],
+        [*COMMAND, "run", *options, program(source), str(tmp_path / "bin/hangs-host1")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

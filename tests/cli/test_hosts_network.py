@@ -15,22 +15,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import links
 
 WHY_NOT = links.missing()
-MEETING = """
-import socket
-addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-host, port = addresses[1].split(":")
-if index == 1:
-    with socket.create_server((host, int(port))) as server:
-        server.accept()[0].sendall(b"hello from " + host.encode())
-else:
-    while True:
-        try:
-            with socket.create_connection((host, int(port))) as other:
-                print(other.makefile().read())
-                break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-"""
 
 
 def run_on_hosts(folder, *args):
@@ -51,6 +35,24 @@ def run_on_hosts(folder, *args):
                 check=False,
             )
     return done, there
+
+
+MEETING = """
+import socket
+addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+host, port = addresses[1].split(":")
+if index == 1:
+    with socket.create_server((host, int(port))) as server:
+        server.accept()[0].sendall(b"hello from " + host.encode())
+else:
+    while True:
+        try:
+            with socket.create_connection((host, int(port))) as other:
+                print(other.makefile().read())
+                break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
 
 
 @needs_sshd

@@ -7,13 +7,45 @@ import pytest
 
 from tests.cli.test_run import gradcomp, preloaded_gradcomp, program  # noqa: F401
 
-START = """
-import pathlib
-file = pathlib.Path(sys.argv[1], f"runs-{index}")
-runs = len(file.read_text()) if file.exists() else 0
-file.write_text("x" * (runs + 1))
 
-"""
+def run(program, source, *options, workers=1):  # noqa: F811
+    return gradcomp("run", "-n", str(workers), "--json", *options, program(source))
+
+
+def test_a_job_is_restarted_as_often_as_allowed(program):  # noqa: F811
+    source = "print('restarts', os.environ['GRADCOMP_RESTARTS']); sys.exit(3)"
+    done = run(program, source, "--max-restarts", "2")
+    ended = json.loads(done.stdout)
+    assert (done.returncode, ended["exit_code"], ended["restarts"]) == (3, 3, 2)
+    assert ended["runs"] == [{"exit_code": 3, "first_failure": 0}] * 3
+    assert re.findall(r"restarts (\d)", done.stderr) == ["0", "1", "2"]
+    assert "gradcomp: restart 1 of 2.\n" in done.stderr
+    assert "gradcomp: --max-restarts allows only 2.\n" in done.stderr
+
+
+def test_the_restarted_job_decides_how_it_ended(program):  # noqa: F811
+    source = "sys.exit(7 if os.environ['GRADCOMP_RESTARTS'] == '0' and index == 1 else 0)"
+    done = run(program, source, "--max-restarts", "5", workers=2)
+    end = json.loads(done.stdout)
+    assert (done.returncode, end["exit_code"], end["restarts"]) == (0, 0, 1)
+    assert "worker 1 died first" in done.stderr
+    assert "gradcomp: restart 1 of 5.\n" in done.stderr
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_job_that_ends_well_is_run_once(program, restarts):  # noqa: F811
+    done = run(program, "print('ran')", "--max-restarts", restarts)
+    assert done.returncode == 0
+    assert done.stderr.count("ran") == 1
+
+
+def test_the_time_limit_covers_all_runs(program):  # noqa: F811
+    source = "time.sleep(1 if os.environ['GRADCOMP_RESTARTS'] == '0' else 60); sys.exit(3)"
+    done = run(program, source, "--max-restarts", "9", "--timeout", "10")
+    assert done.returncode == 124
+    assert json.loads(done.stdout)["restarts"] == 1
+
+
 TRAINING = """
 import os, signal, sys
 import keras, numpy as np
@@ -41,46 +73,6 @@ callbacks = callbacks if sys.argv[3] == "saves" else callbacks[1:]
 model.fit(x, x[:, :2], batch_size=8, epochs=4, verbose=0, shuffle=False, callbacks=callbacks)
 print([value.tolist() for value in model.get_weights()])
 """
-
-
-def run(program, tmp_path, body, *options, workers=1):  # noqa: F811
-    """Runs `body` on each worker; `runs` is the number of earlier runs."""
-    path = program(START + body)
-    return gradcomp("run", "-n", str(workers), "--json", *options, path, str(tmp_path))
-
-
-def test_a_job_is_restarted_as_often_as_allowed(program, tmp_path):  # noqa: F811
-    body = "print('restarts', os.environ['GRADCOMP_RESTARTS']); sys.exit(3)"
-    done = run(program, tmp_path, body, "--max-restarts", "2")
-    ended = json.loads(done.stdout)
-    assert (done.returncode, ended["exit_code"], ended["restarts"]) == (3, 3, 2)
-    assert ended["runs"] == [{"exit_code": 3, "first_failure": 0}] * 3
-    assert re.findall(r"restarts (\d)", done.stderr) == ["0", "1", "2"]
-    assert "gradcomp: restart 1 of 2.\n" in done.stderr
-    assert "gradcomp: --max-restarts allows only 2.\n" in done.stderr
-
-
-def test_the_restarted_job_decides_how_it_ended(program, tmp_path):  # noqa: F811
-    body = "sys.exit(7 if runs == 0 and index == 1 else 0)"
-    done = run(program, tmp_path, body, "--max-restarts", "5", workers=2)
-    end = json.loads(done.stdout)
-    assert (done.returncode, end["exit_code"], end["restarts"]) == (0, 0, 1)
-    assert "worker 1 died first" in done.stderr
-    assert "gradcomp: restart 1 of 5.\n" in done.stderr
-
-
-@pytest.mark.parametrize("restarts", ["0", "1"])
-def test_a_job_that_ends_well_is_run_once(program, tmp_path, restarts):  # noqa: F811
-    done = run(program, tmp_path, "print('ran')", "--max-restarts", restarts)
-    assert done.returncode == 0
-    assert done.stderr.count("ran") == 1
-
-
-def test_the_time_limit_covers_all_runs(program, tmp_path):  # noqa: F811
-    body = "time.sleep(1 if runs == 0 else 60); sys.exit(3)"
-    done = run(program, tmp_path, body, "--max-restarts", "9", "--timeout", "10")
-    assert done.returncode == 124
-    assert json.loads(done.stdout)["restarts"] == 1
 
 
 def train(program, folder, *args):  # noqa: F811
