@@ -307,7 +307,7 @@ class LocalJob:
         """Sends a signal of the user to the workers. May be called by a signal handler."""
         self._passed_signals.append(signum)
 
-    def end_after_grace(self) -> None:
+    def _end_after_grace(self) -> None:
         """Kills running workers after `grace` seconds, as if another worker had failed now."""
         if self._kill_at is None:
             grace = _DEFAULT_GRACE if self._grace is None else self._grace
@@ -339,7 +339,7 @@ class LocalJob:
             self._drain(worker)
             self._note_end(worker, returncode)
             if returncode != 0 and self._grace is not None:
-                self.end_after_grace()
+                self._end_after_grace()
 
     def _note_end(self, worker: _Worker, returncode: int) -> None:
         tail = tuple(worker.stderr_tail)
@@ -354,14 +354,14 @@ class LocalJob:
         # Workers get SIGINT in place of any signal, because Python programs clean up on SIGINT, but
         # not on SIGTERM.
         self._signal_running(signal.SIGINT if first else signal.SIGKILL)
-        self.end_after_grace()
+        self._end_after_grace()
 
     def _obey_clock(self) -> None:
         if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
             self._timed_out = bool(self._running())
             # The KeyboardInterrupt of a hanging Python program shows where it hangs.
             self._signal_running(signal.SIGINT)
-            self.end_after_grace()
+            self._end_after_grace()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._signal_running(signal.SIGKILL)
 
