@@ -29,14 +29,14 @@ from rich.progress import track
 from rich.table import Table
 from used import Used
 
-from tf_gradcomp.launch import malloc
+from tf_gradcomp.launch.resources import DEFAULT, TUNABLES, TUNED
 
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
 BETWEEN = {
-    "hugetlb": {malloc.TUNABLES: "glibc.malloc.hugetlb=1"},
-    "and kept": {malloc.TUNABLES: f"glibc.malloc.hugetlb=1:{KEEP}"},
+    "hugetlb": {TUNABLES: "glibc.malloc.hugetlb=1"},
+    "and kept": {TUNABLES: f"glibc.malloc.hugetlb=1:{KEEP}"},
 }
-ALL = {malloc.DEFAULT: SETTINGS[malloc.DEFAULT], **BETWEEN, malloc.TUNED: SETTINGS[malloc.TUNED]}
+ALL = {DEFAULT: SETTINGS[DEFAULT], **BETWEEN, TUNED: SETTINGS[TUNED]}
 PROGRAMS = ("dense", "adacomp", "mapped", "growing", "predict", "checkpoint")
 STEPS = 8
 BATCH = 32
@@ -127,7 +127,7 @@ def main(
     settings = {name: ALL[name] for name in names}
     if allocator:
         preload = {"LD_PRELOAD": str(allocator.resolve())}
-        settings[allocator.name] = {**ALL[malloc.DEFAULT], **preload}
+        settings[allocator.name] = {**ALL[DEFAULT], **preload}
     table = Table(title=f"Two workers on {processor()}; medians of {repeats} runs")
     for name in ("program", "malloc", "time", "CPU time", "page faults a step", "peak memory, GB"):
         table.add_column(name, justify="left" if name in ("program", "malloc") else "right")

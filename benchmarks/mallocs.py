@@ -5,12 +5,9 @@ from __future__ import annotations
 import click
 
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch import malloc
+from tf_gradcomp.launch.resources import DEFAULT, TUNABLES, TUNED, malloc_settings
 
-SETTINGS = {
-    name: {malloc.TUNABLES: "", **malloc.settings({MALLOC: name})}
-    for name in (malloc.DEFAULT, malloc.TUNED)
-}
+SETTINGS = {name: {TUNABLES: "", **malloc_settings({MALLOC: name})} for name in (DEFAULT, TUNED)}
 
 malloc_option = click.option(
     "--malloc",

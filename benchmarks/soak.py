@@ -31,7 +31,7 @@ import click
 import conserved
 from memory_growth import RECORD, Samples, Slope, anonymous_kilobytes, slopes
 
-GRADCOMP = (sys.executable, "-m", "tf_gradcomp.cli.main")
+GRADCOMP = (sys.executable, "-m", "tf_gradcomp.cli")
 PROGRAM = Path(conserved.__file__)
 _TURN = 0.1  # seconds between two looks at the job
 _RUN = 180.0  # seconds that a run may take to start, to save and to end

@@ -30,13 +30,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch import LocalJob, malloc
+from tf_gradcomp.launch import LocalJob
+from tf_gradcomp.launch.resources import DEFAULT, TUNED, malloc_settings
 
 PROGRAM = Path(__file__).with_name("digits_cnn.py")
 RESULTS = Path(__file__).resolve().parents[1] / "results"  # a folder that git ignores
 NAMES = {"no_compression": "dense", "adacomp": "AdaComp"}
 LAST_EPOCHS = 5
-SETTINGS = (malloc.DEFAULT, malloc.TUNED)
+SETTINGS = (DEFAULT, TUNED)
 
 Record = dict[str, Any]
 
@@ -63,7 +64,7 @@ def train(
 
     # TensorFlow's start-up messages would hide the progress bar.
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    env |= malloc.settings({**env, MALLOC: setting})
+    env |= malloc_settings({**env, MALLOC: setting})
     with LocalJob(command, workers, env=env, on_line=on_line) as job:
         result = job.run()
     if result.exit_code:
@@ -169,7 +170,7 @@ def plot(records: dict[str, Record], path: Path) -> None:
 @click.option("--epochs", default=30)
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam")
 @click.option("--seed", default=0)
-@click.option("--malloc", "choice", default=malloc.TUNED, type=click.Choice([*SETTINGS, "both"]))
+@click.option("--malloc", "choice", default=TUNED, type=click.Choice([*SETTINGS, "both"]))
 @click.option("--results", default=str(RESULTS), metavar="FOLDER", help="Where the picture goes.")
 def main(workers: int, epochs: int, optimizer: str, seed: int, choice: str, results: str) -> None:
     """Train dense and compressed, and compare."""

@@ -11,7 +11,7 @@ import yaml
 
 from tests.workers import PYTHON, python_path, server
 from tf_gradcomp.launch import JobResult, LocalJob
-from tf_gradcomp.launch.ports import ReservedPorts
+from tf_gradcomp.launch.resources import ReservedPorts
 
 MANIFESTS = Path(__file__).parents[1] / "keras_examples" / "kubernetes"
 HOSTS = "HOSTS"

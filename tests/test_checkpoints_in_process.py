@@ -177,7 +177,7 @@ def test_a_job_that_fails_again_resumes_from_its_latest_epoch(tmp_path):
 def test_a_restarted_job_without_its_backup_says_that_it_begins_from_zero(
     tmp_path, monkeypatch, caplog, backup_of
 ):
-    monkeypatch.setenv("GRADCOMP_SAVED", "1")
+    monkeypatch.setenv("GRADCOMP_RESTARTS", "1")
     message = f"begins from zero, because there is no backup in {str(tmp_path / 'backup')!r}"
     for told, steps in ((True, 10), (False, 1000)):  # the second job finds the first one's
         notices.forget()

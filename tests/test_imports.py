@@ -24,7 +24,6 @@ ROOMS = [
     "adam",
     "chief",
     "whole_files",
-    "noted_saves",
     "groups",
     "exchange",
     "strategy",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tf_gradcomp.launch import JobResult, LocalJob, WorkerEnd
-from tf_gradcomp.launch.ports import ReservedPorts
+from tf_gradcomp.launch.resources import ReservedPorts
 
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
@@ -167,7 +167,7 @@ raise RuntimeError("lost worker 0")
 
 
 def test_without_grace_the_others_continue(monkeypatch, tmp_path):
-    monkeypatch.setattr("tf_gradcomp.launch.job._DEFAULT_GRACE", 0.0)
+    monkeypatch.setattr("tf_gradcomp.launch.processes._DEFAULT_GRACE", 0.0)
     source = f"""{ENDS_OF_OTHERS}
 if index == 0:
     leave_id({str(tmp_path)!r})

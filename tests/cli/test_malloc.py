@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.test_run import gradcomp
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch.malloc import TUNABLES, settings
+from tf_gradcomp.launch.resources import TUNABLES, malloc_settings
 
 pytestmark = pytest.mark.quick
 
@@ -32,7 +32,7 @@ def shown(tmp_path):
 
 def test_workers_get_the_settings_and_verbose_output_names_them_once(shown):
     stdout, stderr = shown("--verbose")
-    expected = settings({})[TUNABLES]
+    expected = malloc_settings({})[TUNABLES]
     assert stdout.count(f"[{expected}]") == 2
     assert stderr.count(expected) == 1
     assert "GRADCOMP_MALLOC=default" in stderr

@@ -15,10 +15,9 @@ pytestmark = pytest.mark.quick
 
 
 def test_the_module_of_the_command_is_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["main.py", "--version"])
-    monkeypatch.delitem(sys.modules, "tf_gradcomp.cli.main")
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "--version"])
     with pytest.raises(SystemExit):
-        runpy.run_module("tf_gradcomp.cli.main", run_name="__main__")
+        runpy.run_module("tf_gradcomp.cli", run_name="__main__")
     assert capsys.readouterr().out.startswith("gradcomp, version")
 
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from tf_gradcomp.cli.quiet import Quiet
+from tf_gradcomp.launch.quiet import Quiet
 
 TRACEBACK = "Traceback (most recent call last):"
 LOST = [TRACEBACK, '  File "train.py", line 3', "OSError: lost worker 2"]
@@ -16,7 +16,7 @@ def clock(monkeypatch):
     """A clock that stands still until the test sets it."""
     clock = types.SimpleNamespace(now=0.0)
     time = types.SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr("tf_gradcomp.cli.quiet.time", time)
+    monkeypatch.setattr("tf_gradcomp.launch.quiet.time", time)
     return clock
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
-from tf_gradcomp.cli.run import thread_settings
-from tf_gradcomp.launch import scheduled
+from tf_gradcomp.launch import Rank, addresses_of_ranks, find_rank
 from tf_gradcomp.launch.scheduler import expand_counts, expand_hosts, slurm_addresses
 
 SLURM = {
@@ -62,38 +61,35 @@ def test_tasks_that_are_not_in_blocks_are_refused():
     slurm_addresses(here | {"SLURM_PROCID": "2"})
 
 
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+OTHER_MPI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+def mpi(names, *values):
+    return dict(zip(names, values, strict=True))
+
+
 @pytest.mark.parametrize(
     ("env", "rank"),
     [
         ({}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, outside a step
-        (SLURM, ("srun", 2, 3, 1)),
-        (SLURM | {"SLURM_PROCID": "1"}, ("srun", 1, 3, 2)),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        (
-            SLURM  # of the daemon that has started the rank
-            | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            ("mpirun", 1, 2, 2),
-        ),
-        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, ("mpirun", 5, 8, 4)),
-        (
-            SLURM  # of the daemon that has started the only rank
-            | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            None,
-        ),
-        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, 1)),  # srun --mpi=pmi2
+        (SLURM, Rank("srun", 2, 3, False)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3"}, Rank("srun", 2, 3, True)),
+        # mpirun starts its daemon by srun.
+        (SLURM | mpi(OPEN_MPI, "1", "2", "2"), Rank("mpirun", 1, 2, True)),
+        (SLURM | mpi(OPEN_MPI, "0", "1", "1"), Rank("mpirun", 0, 1, True)),
+        (mpi(OTHER_MPI, "5", "8", "4"), Rank("mpirun", 5, 8, False)),
+        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, Rank("srun", 2, 3, False)),  # --mpi=pmi2
     ],
 )
 def test_the_launcher_of_this_process_is_found(env, rank):
-    found = scheduled(env)
-    assert (found and (found.scheduler, found.rank, found.size, found.here)) == rank
+    assert find_rank(env) == rank
 
 
 ONE_RANK = {
     "srun -n 1": SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
-    "mpirun -n 1": {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"},
+    "mpirun -n 1": mpi(OTHER_MPI, "0", "1", "1"),
 }
 
 
@@ -103,16 +99,6 @@ def test_one_rank_starts_one_worker_unless_more_are_asked_for(program, launcher)
     one, two = (gradcomp("run", *n, path, env=ONE_RANK[launcher]) for n in ([], ["-n", "2"]))
     assert (one.returncode, one.stdout) == (0, "[worker 0] 0\n")
     assert (two.returncode, len(two.stdout.splitlines())) == (0, 2)
-
-
-def test_ranks_of_a_machine_share_its_cores_out(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    threads = {}
-    for cores in (16, 8, 2):  # of no rank, of several, of this rank
-        place = scheduled({"PMI_RANK": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"})
-        threads[cores] = thread_settings("auto", 1, place)["OMP_NUM_THREADS"]
-    assert threads == {16: "4", 8: "4", 2: "2"}
 
 
 def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
@@ -126,15 +112,17 @@ def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["-n", "2"], "srun has started this process as rank 2 of 3, and each starts one worker"),
-        (["--gpus-per-worker", "1"], "leave out --gpus-per-worker"),
-        (["--horovod"], "ranks of Horovod need no gradcomp run"),
+        (["-n", "2"], "leave out -n; each process starts one worker."),
+        (["-H", "host1"], "leave out -H; the scheduler knows the hosts."),
+        (["--gpus-per-worker", "1"], "leave out --gpus-per-worker; srun --gpus-per-task gives"),
+        (["--max-restarts", "1"], "leave out --max-restarts; a loop in the job's script"),
+        (["--horovod"], "leave out --horovod; ranks of Horovod need no gradcomp run"),
     ],
 )
 def test_options_for_one_machine_are_refused_under_a_scheduler(program, args, message):  # noqa: F811
     done = gradcomp("run", *args, program(""), env=SLURM)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert f"srun has started this process as rank 2 of 3: {message}" in done.stderr
 
 
 def mpirun(*args):
@@ -161,6 +149,15 @@ def test_mpirun_starts_workers_that_know_each_other(program):  # noqa: F811
     assert first == second
     assert len(set(json.loads(f'["{first}'.replace("'", '"')))) == 2
     assert "[worker 1] to stderr" in done.stderr
+
+
+def test_without_mpi4py_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with (
+        pytest.raises(RuntimeError, match="pip install mpi4py"),
+        addresses_of_ranks(Rank("mpirun", 0, 2, True)),
+    ):
+        pass
 
 
 def test_mpirun_ends_as_the_worker_that_failed_first(program):  # noqa: F811

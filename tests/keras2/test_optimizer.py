@@ -487,11 +487,10 @@ test_evaluate = test_predict = test_fit
 @pytest.mark.parametrize("module", [keras.callbacks, gc.callbacks], ids=["keras", "gc"])
 def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, caplog, module):
     caplog.set_level("INFO", "tf_gradcomp")
-    for name in ("GRADCOMP_SAVES", "GRADCOMP_SAVED"):
-        monkeypatch.setenv(name, str(tmp_path / "saves"))
+    monkeypatch.setenv("GRADCOMP_RESTARTS", "1")
     folder = str(tmp_path / "backup")
     without = "gradcomp run would restart this job from zero, because fit saves nothing"
-    gone = f"training begins from zero, because there is no backup in {folder!r}"
+    gone = f"job begins from zero, because there is no backup in {folder!r}"
     for saves, told in (
         (False, [without]),
         (True, [gone]),

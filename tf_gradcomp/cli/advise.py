@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -10,15 +11,16 @@ from pathlib import Path
 import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
-from tf_gradcomp.cli.job import addresses_of, report_end, run_job, run_rank
-from tf_gradcomp.cli.options import Threads, Workers, json_option
+from tf_gradcomp.cli.options import Workers, json_option
 from tf_gradcomp.cli.run import (
-    check_scheduled,
+    NOT_UNDER_SCHEDULER,
     misplaced_workers_hint,
     program_command,
-    thread_settings,
+    refuse,
+    shown_errors,
 )
-from tf_gradcomp.launch import Rank, is_started_alone, scheduled
+from tf_gradcomp.launch import Rank, addresses_of_ranks, find_rank
+from tf_gradcomp.launch.job import report_end, run_job
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
 
@@ -42,19 +44,12 @@ _LOOPBACK = (
     "TF_CONFIG is set.",
 )
 @click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
-@click.option(
-    "--threads-per-worker",
-    type=Threads(),
-    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
-    "the workers.",
-)
 @json_option
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def advise(
     workers: int | None,
     module: bool,
-    threads_per_worker: int | str | None,
     as_json: bool,
     program: str,
     args: tuple[str, ...],
@@ -73,61 +68,54 @@ def advise(
       srun -N 2 gradcomp advise train.py --batch-size 64
       mpirun -H host1,host2 gradcomp advise train.py --batch-size 64
     """  # noqa: D301
-    place = None if TF_CONFIG in os.environ else scheduled()
-    check_scheduled(place, workers)
-    if TF_CONFIG in os.environ and workers is not None:
+    has_tf_config = TF_CONFIG in os.environ
+    rank = None if has_tf_config else find_rank()
+    if has_tf_config and workers is not None:
         raise click.UsageError(
             "TF_CONFIG is set, so this process is one worker of a cluster: leave out -n to measure "
             "the cluster, or unset TF_CONFIG to start workers on this machine."
         )
-    if workers is None and TF_CONFIG not in os.environ and is_started_alone():
-        workers = 1
-    if place is None and TF_CONFIG not in os.environ and workers is None:
+    if rank is not None and rank.is_alone:
+        rank, workers = None, workers or 1
+    if rank is not None:
+        refuse({"-n": workers}, NOT_UNDER_SCHEDULER, rank.description)
+    elif workers is None and not has_tf_config:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py)."
             f"{misplaced_workers_hint(args)} To measure a cluster, start gradcomp on each machine "
             "by srun, by mpirun or with TF_CONFIG, without -n."
         )
     command = [sys.executable, *program_command(program, module), *args]
-    with tempfile.TemporaryDirectory(prefix="gradcomp-advise-") as folder:
-        found = Path(folder, "advice.json" if as_json else "advice.txt")
-        env = {
-            **os.environ,
-            VARIABLE: str(found),
-            **thread_settings(threads_per_worker, workers or 1, place),
-        }
-        if place is not None:
-            with addresses_of(place) as addresses:
-                result = run_rank(
-                    place,
-                    addresses.workers,
-                    command=command,
-                    env=env,
-                    output="chief",
-                    all_to_stderr=as_json,
-                )
-        else:
-            place = _of_tf_config() if workers is None else None
-            result = run_job(
-                command,
-                workers or 1,
-                env,
-                output="chief",
-                part=place,
-                tf_config=workers is not None,
-                all_to_stderr=as_json,
-            )
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcomp-advise-"))
+        advice = Path(folder, "advice.json" if as_json else "advice.txt")
+        addresses = None
+        if rank is not None:
+            with shown_errors(RuntimeError):
+                addresses = stack.enter_context(addresses_of_ranks(rank))
+        if has_tf_config:
+            rank = _rank_by_tf_config()
+        result = run_job(
+            command,
+            workers or 1,
+            {**os.environ, VARIABLE: str(advice)},
+            output="chief",
+            rank=rank,
+            addresses=addresses,
+            tf_config=not has_tf_config,
+            all_to_stderr=as_json,
+        )
         report_end(result, shown_tails=False)
         if result.exit_code:
             sys.exit(result.exit_code)
-        if place is None or place.rank == 0:
-            _print(found)
+        if rank is None or rank.rank == 0:
+            _print(advice)
     if workers is not None and workers > 1 and not as_json:
         click.echo(_LOOPBACK)
 
 
-def _of_tf_config() -> Rank:
-    """The worker that this process is, by TF_CONFIG."""
+def _rank_by_tf_config() -> Rank:
+    """Returns the rank of this process among the workers of TF_CONFIG."""
     try:
         config = read_tf_config()
     except ValueError as error:
@@ -136,13 +124,13 @@ def _of_tf_config() -> Rank:
         raise click.UsageError(
             "TF_CONFIG says that this process does not train: expected a worker."
         )
-    return Rank(TF_CONFIG, config.rank, config.num_workers, here=1)
+    return Rank(TF_CONFIG, config.rank, config.num_workers, is_on_one_machine=False)
 
 
-def _print(found: Path) -> None:
-    if not found.exists():
+def _print(advice: Path) -> None:
+    if not advice.exists():
         raise click.ClickException(
             "The program ended before the measurement was complete: it must train for at least "
             f"{STEPS_BEFORE + STEPS} steps, with gc.CompressedOptimizer."
         )
-    click.echo(found.read_text(), nl=False)
+    click.echo(advice.read_text(), nl=False)

@@ -63,6 +63,3 @@ main.add_command(advise)
 main.add_command(simulate)
 main.add_command(methods)
 main.add_command(info)
-
-if __name__ == "__main__":
-    main(prog_name="gradcomp")

@@ -11,22 +11,6 @@ from typing import Any
 import click
 
 
-class Threads(click.ParamType):
-    """A number of threads, or `auto`: this machine's cores divided among the workers."""
-
-    name = "auto|N"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        """The number, or `auto`."""
-        if value == "auto":
-            return value
-        if value.isdecimal() and int(value) > 0:
-            return int(value)
-        self.fail(f"{value!r} is neither a number of threads nor 'auto'.", param, ctx)
-
-
 class Seconds(click.FloatRange):
     """A time in seconds; refuses NaN, which click's own range accepts."""
 
@@ -38,16 +22,6 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return seconds
-
-
-class SecondsOrNever(Seconds):
-    """A time in seconds, or 0 for never."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number."""
-        return 0.0 if value in ("0", 0) else super().convert(value, param, ctx)
 
 
 class Workers(click.IntRange):

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
-from tf_gradcomp.cli.hosts import Regroup, hosts_of
-from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
-from tf_gradcomp.cli.options import Seconds, SecondsOrNever, Threads, Workers, print_json
-from tf_gradcomp.cli.restarts import Limits, Restarts, check_restarts
-from tf_gradcomp.cli.tasks import run_task
-from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT, STALL_AFTER
+from tf_gradcomp.cli.options import Seconds, Workers, print_json
+from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
     JobResult,
-    Rank,
-    Slots,
-    Survey,
+    addresses_of_ranks,
+    connected,
+    find_rank,
     gpus_of_workers,
     horovod_ranks,
-    is_started_alone,
-    scheduled,
+    parse_hosts,
 )
+from tf_gradcomp.launch.job import GRACE, report_end, run_job, run_with_restarts
+
+# The options that a job cannot have, each with the reason or the way out.
+NOT_UNDER_SCHEDULER = {
+    "-n": "each process starts one worker",
+    "-H": "the scheduler knows the hosts",
+    "--max-restarts": "a loop in the job's script starts it again (docs/lost_workers.md)",
+    "--gpus-per-worker": "srun --gpus-per-task gives each worker its own GPUs",
+    "--horovod": "ranks of Horovod need no gradcomp run; start the program itself, by python",
+}
+_NOT_WITH_HOSTS = {
+    "-n": "each host has a number of workers, as in host1:2",
+    "--horovod": "start ranks of Horovod on hosts by horovodrun --gloo -H",
+    "--gpus-per-worker": "start one worker on each host; it takes all GPUs of its host",
+}
+_NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_rank()"}
 
 
 @click.command(
@@ -96,42 +106,6 @@ from tf_gradcomp.launch import (
     "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
-    "--min-workers",
-    type=click.IntRange(min=1),
-    metavar="M",
-    help="Start the job again with fewer workers, but at least M, when a host cannot be reached or "
-    "a worker dies again and again. A worker that was left out joins at a later restart.",
-)
-@click.option(
-    "--wait-for-hosts",
-    type=Seconds(min=0),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a restart may wait until enough hosts can be reached.",
-)
-@click.option(
-    "--heartbeat-timeout",
-    type=Seconds(min=1),
-    metavar="SECONDS",
-    help="How long a worker may be silent before TensorFlow considers it lost; 60 by default. A "
-    "worker, or its virtual machine, may pause for half of this time. Sets "
-    "GRADCOMP_HEARTBEAT_TIMEOUT for the workers.",
-)
-@click.option(
-    "--stall-after",
-    type=SecondsOrNever(min=1),
-    metavar="SECONDS",
-    help="Have a worker that waits for so long report for whom; 30 by default, 0 for never. "
-    "Sets GRADCOMP_STALL_AFTER for the workers.",
-)
-@click.option(
-    "--threads-per-worker",
-    type=Threads(),
-    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
-    "the workers. By default TensorFlow decides, and every worker uses all cores.",
-)
-@click.option(
     "--gpus-per-worker",
     type=click.IntRange(min=1),
     metavar="N",
@@ -167,11 +141,6 @@ def run(
     grace: float,
     timeout: float | None,
     max_restarts: int,
-    min_workers: int | None,
-    wait_for_hosts: float,
-    heartbeat_timeout: float | None,
-    stall_after: float | None,
-    threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
     compressor: str | None,
     horovod: bool,
@@ -198,140 +167,113 @@ def run(
       mpirun -H host1,host2 gradcomp run train.py --epochs 10
     """  # noqa: D301
     _refuse_nested_start()
-    place = scheduled()
-    check_scheduled(place, workers, horovod, gpus_per_worker is not None, hosts is not None)
-    there = hosts_of(hosts, export, workers, horovod, gpus_per_worker)
-    if there:
-        workers = there.workers
-    workers = 1 if place else _given(workers, args)
-    number = place.size if place else workers
-    check_restarts(number, max_restarts, min_workers)
-    slots = Slots(number, min_workers or number)
-    limits = Limits(max_restarts, timeout, wait_for_hosts)
-    gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
-    command = [sys.executable, *program_command(program, module, here=not there), *args]
-    on_one = there.most_on_one if there else workers
-    env = {**os.environ, **thread_settings(threads_per_worker, on_one, place)}
-    if there:
-        env |= there.values
+    options = {
+        "-n": workers,
+        "-H": hosts,
+        "--max-restarts": max_restarts,
+        "--gpus-per-worker": gpus_per_worker,
+        "--horovod": horovod,
+    }
+    rank = find_rank()
+    if rank and not rank.is_alone:
+        refuse(options, NOT_UNDER_SCHEDULER, rank.description)
+        workers = 1
+    if horovod:
+        refuse(options, _NOT_WITH_HOROVOD, "--horovod")
+    exported = _exported_variables(export, hosts)
+    host_list = []
+    if hosts is not None:
+        refuse(options, _NOT_WITH_HOSTS, "-H")
+        with shown_errors(ValueError, "-H: %s.", click.UsageError):
+            host_list = parse_hosts(hosts)
+        workers = sum(host.workers for host in host_list)
+    if workers is None and rank:
+        workers = 1
+    if workers is None:
+        raise click.UsageError(
+            "Missing option '-n', the number of workers to start on this machine."
+            f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun "
+            "or mpirun, do not need it."
+        )
+    worker_env: Sequence[Mapping[str, str]] = [exported] * workers
+    if gpus_per_worker:
+        with shown_errors(ValueError, "%s", click.UsageError):
+            worker_env = gpus_of_workers(workers, gpus_per_worker)
+    command = [sys.executable, *program_command(program, module, is_here=not host_list), *args]
+    needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
+    env = dict(os.environ)
     if compressor is not None:
         env[COMPRESSOR] = compressor
-    if heartbeat_timeout is not None:
-        env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
-    if stall_after is not None:
-        env[STALL_AFTER] = f"{stall_after:g}"
-    shown_tails = output == "all"
 
-    def run_once(
-        used: Sequence[int], survey: Survey | None, left: float | None, more: Mapping[str, str]
-    ) -> JobResult:
-        with ExitStack() as stack:
-            ranks = stack.enter_context(_ranks(len(used))) if horovod else None
-            regroup = None
-            if there and survey and survey.absent:
-                regroup = Regroup(lambda: there.survey(program, module, survey.absent))
-                more = {**more, **stack.enter_context(regroup.asking())}
-            result = run_job(
+    def run_once(seconds: float | None, variables: Mapping[str, str]) -> JobResult:
+        ranks = connections = addresses = None
+        with contextlib.ExitStack() as stack:
+            with shown_errors((ConnectionError, ImportError, RuntimeError)):
+                if horovod:
+                    ranks = stack.enter_context(horovod_ranks(workers))
+                if host_list:
+                    connections = stack.enter_context(connected(host_list, needed_paths))
+                if rank and not rank.is_alone:
+                    addresses = stack.enter_context(addresses_of_ranks(rank))
+            return run_job(
                 command,
-                len(used),
-                {**env, **more},
-                output,
-                grace,
-                left,
-                ranks or (gpus and [gpus[slot] for slot in used]),
-                placed=survey.placed(used) if survey else None,
-                watch=regroup.watch if regroup else None,
+                workers,
+                {**env, **variables},
+                output=output,
+                grace=grace,
+                timeout=seconds,
+                worker_env=ranks or worker_env,
+                rank=rank if addresses else None,
+                addresses=addresses,
+                connections=connections,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
-            return regroup.judge(result) if regroup else result
 
-    if place:
-        run_own = functools.partial(
-            run_rank,
-            command=command,
-            env=env,
-            output=output,
-            grace=grace,
-            all_to_stderr=as_json,
-            verbose=verbose,
-        )
-        ended = run_task(place, run_own, slots, limits, shown_tails=shown_tails)
-    else:
-        ended = Restarts(
-            run_once,
-            slots,
-            (lambda: there.survey(program, module)) if there else None,
-            limits,
-            shown_tails=shown_tails,
-        ).run()
-    if ended.is_told:
-        report_end(ended.result, shown_tails=shown_tails)
-    if as_json and ended.is_told:
-        print_json(ended.as_dict())
-    sys.exit(ended.result.exit_code)
+    shown_tails = output == "all"
+    results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
+    report_end(results[-1], shown_tails=shown_tails)
+    if as_json:
+        runs = [
+            {name: result.as_dict()[name] for name in ("exit_code", "first_failure")}
+            for result in results
+        ]
+        print_json({**results[-1].as_dict(), "restarts": len(runs) - 1, "runs": runs})
+    sys.exit(results[-1].exit_code)
 
 
-def check_scheduled(
-    place: Rank | None,
-    workers: int | None,
-    horovod: bool = False,
-    gpus: bool = False,
-    hosts: bool = False,
-) -> None:
-    """Refuses options for one machine if a scheduler has started this process."""
-    if place is None:
-        return
-    started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
-    if workers is not None:
-        raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
-    if hosts:
-        raise click.UsageError(f"{started}, on the hosts that it knows: leave out -H.")
-    if gpus:
-        raise click.UsageError(
-            f"{started}: leave out --gpus-per-worker, which divides the GPUs of one machine; srun "
-            "--gpus-per-task gives each worker its own."
-        )
-    if horovod:
-        raise click.UsageError(
-            f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
-            "python."
-        )
+def refuse(options: Mapping[str, object], refused: Mapping[str, str], reason: str) -> None:
+    """Ends the command if it has an option that the job cannot have."""
+    for option, instead in refused.items():
+        if options.get(option):
+            raise click.UsageError(f"{reason}: leave out {option}; {instead}.")
 
 
-@contextmanager
-def _ranks(number: int) -> Iterator[list[dict[str, str]]]:
-    with ExitStack() as stack:
-        try:
-            ranks = stack.enter_context(horovod_ranks(number))
-        except ImportError as error:
-            raise click.ClickException(str(error)) from error
-        yield ranks
-
-
-def _gpus(workers: int, each: int, horovod: bool) -> list[dict[str, str]]:
-    if horovod:
-        raise click.UsageError(
-            "Ranks of Horovod choose their GPU themselves, by hvd.local_rank(): leave out "
-            "--gpus-per-worker."
-        )
+@contextlib.contextmanager
+def shown_errors(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    message: str = "%s",
+    shown: type[click.ClickException] = click.ClickException,
+) -> Iterator[None]:
+    """Ends the command with an error's message alone."""
     try:
-        return gpus_of_workers(workers, each)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        yield
+    except errors as error:
+        raise shown(message % error) from error
 
 
-def _given(workers: int | None, args: tuple[str, ...]) -> int:
-    if workers is not None:
-        return workers
-    if is_started_alone():
-        return 1
-    raise click.UsageError(
-        "Missing option '-n', the number of workers to start on this machine."
-        f"{misplaced_workers_hint(args)} Only jobs with hosts (-H), and jobs started by srun or "
-        "mpirun, do not need it."
-    )
+def _exported_variables(export: Sequence[str], hosts: str | None) -> dict[str, str]:
+    """Returns the variables that `-x` passes to workers on hosts."""
+    if export and hosts is None:
+        raise click.UsageError("-x is for workers on hosts (-H); others get all variables.")
+    variables = {}
+    for text in export:
+        name, is_given, value = text.partition("=")
+        if not is_given and name not in os.environ:
+            raise click.UsageError(f"-x: there is no variable {name} here; give it a value.")
+        variables[name] = value if is_given else os.environ[name]
+    return variables
 
 
 def misplaced_workers_hint(args: Sequence[str]) -> str:
@@ -353,31 +295,14 @@ def _refuse_nested_start() -> None:
         )
 
 
-def program_command(program: str, module: bool, *, here: bool = True) -> list[str]:
+def program_command(program: str, module: bool, *, is_here: bool = True) -> list[str]:
     """Returns the interpreter's arguments that start the program, which may have to be here."""
     if module:
         return ["-m", program]
-    if here and not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
+    if is_here and not any(
+        path.is_file() for path in (Path(program), Path(program, "__main__.py"))
+    ):
         raise click.UsageError(
             f"There is no program {program!r} here; expected a file, or -m and a module."
         )
     return [f"./{program}" if program.startswith("-") else program]
-
-
-def thread_settings(
-    threads: int | str | None, workers: int, place: Rank | None = None
-) -> dict[str, str]:
-    """Returns the environment variables that set each worker's number of threads.
-
-    `"auto"` divides the cores; None leaves the number to TensorFlow. A scheduler's `place` says
-    whether it has assigned cores to ranks.
-    """
-    if threads is None:
-        return {}
-    if threads == "auto":
-        threads = len(os.sched_getaffinity(0)) // workers
-        if place is not None:
-            threads = min(threads, (os.cpu_count() or 1) // place.here)
-        threads = max(1, threads)
-    # Not TF_NUM_INTEROP_THREADS: a collective that waits for other workers occupies such a thread.
-    return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}

@@ -3,41 +3,23 @@
 Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 """
 
-from tf_gradcomp.launch.gpus import gpus_of_workers
-from tf_gradcomp.launch.horovod_ranks import horovod_ranks
-from tf_gradcomp.launch.hosts import Host, Placed, Survey, parse_hosts, survey_hosts
-from tf_gradcomp.launch.job import PASSED_SIGNALS, THIS_MACHINE, LocalJob
+from tf_gradcomp.launch.processes import LocalJob
+from tf_gradcomp.launch.resources import gpus_of_workers, horovod_ranks
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
-from tf_gradcomp.launch.scheduler import (
-    LATEST,
-    Addresses,
-    Rank,
-    addresses_of_all,
-    is_started_alone,
-    scheduled,
-)
-from tf_gradcomp.launch.slots import Slots
-from tf_gradcomp.launch.tasks import Tasks
+from tf_gradcomp.launch.scheduler import Rank, addresses_of_ranks, find_rank
+from tf_gradcomp.launch.ssh import Connection, Host, connected, parse_hosts
 
 __all__ = [
-    "LATEST",
-    "PASSED_SIGNALS",
-    "THIS_MACHINE",
-    "Addresses",
+    "Connection",
     "Host",
     "JobResult",
     "LocalJob",
-    "Placed",
     "Rank",
-    "Slots",
-    "Survey",
-    "Tasks",
     "WorkerEnd",
-    "addresses_of_all",
+    "addresses_of_ranks",
+    "connected",
+    "find_rank",
     "gpus_of_workers",
     "horovod_ranks",
-    "is_started_alone",
     "parse_hosts",
-    "scheduled",
-    "survey_hosts",
 ]

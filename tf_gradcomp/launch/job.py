@@ -1,394 +1,275 @@
-"""The processes of a job on this machine: started together, watched, and ended together."""
+"""Runs a job for a command: shows its output, passes signals on, and starts it again."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 
-from tf_gradcomp.launch.lines import LineReader
-from tf_gradcomp.launch.ports import ReservedPorts
-from tf_gradcomp.launch.result import JobResult, WorkerEnd
-from tf_gradcomp.tf_config import make_tf_config
+import click
 
-# How long one poll of the workers waits for output, and thus how late a worker's end may be
-# noticed.
-_POLL = 0.02
-_CHUNK = 1 << 16
-_PIPE_CHUNKS = 16  # No pipe holds more than this many chunks of earlier output.
-_TAIL_LINES = 200
-_DEFAULT_GRACE = 5.0
-# How long a worker's own children may keep writing after the worker itself has ended.
-_LAST_OUTPUT = 1.0
-THIS_MACHINE = "localhost"
+from tf_gradcomp.environment import MALLOC, PREFIX, RESTARTS
+from tf_gradcomp.launch import quiet
+from tf_gradcomp.launch.output import (
+    WorkerOutput,
+    discard_terminal_output,
+    discard_unread_output,
+    echo,
+    table_width,
+)
+from tf_gradcomp.launch.processes import PASSED_SIGNALS, THIS_MACHINE, LocalJob
+from tf_gradcomp.launch.resources import malloc_settings
+from tf_gradcomp.launch.result import JobResult
+from tf_gradcomp.launch.scheduler import Rank
+from tf_gradcomp.launch.ssh import Connection
+from tf_gradcomp.proxies import bypass, proxy_variable
+from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
+from tf_gradcomp.tf_config import host_of, make_tf_config
 
-# Run in front of each worker: asks Linux to kill the worker when the launcher dies for any reason,
-# and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
-# safe in a process with threads, such as a process that has loaded TensorFlow.) It also lets the
-# worker receive SIGINT, even if the launcher ignores SIGINT because it runs in the background of a
-# shell.
-GUARD = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-# Programs and schedulers use these to ask for a checkpoint or other settings, and not for the end.
-PASSED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-LineHook = Callable[[int, str, str], None]
-"""Takes the worker's index, `"stdout"` or `"stderr"`, and the line."""
+GRACE = 5.0  # seconds
+_TAIL_LINES = 10
+_LONGEST_TIMER = 1e8  # seconds
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Worker:
-    """A process in its own session and process group."""
-
-    def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self.index = index
-        self.end: WorkerEnd | None = None
-        self.signalled = False
-        self.stderr_tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-        )
-        self.pipes: dict[str, IO[bytes]] = {}
-        for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
-            assert pipe is not None
-            self.pipes[name] = pipe
-
-    def returncode(self) -> int | None:
-        """Checks whether the process has ended, and leaves it unreaped.
-
-        While the process is unreaped, no other process can get its id, so the group can be killed
-        safely.
-        """
-        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if status is None:
-            return None
-        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-
-    def send(self, signum: int) -> None:
-        """Sends a signal to the process and to all processes that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signum)
-
-    def pass_on(self, signum: int) -> None:
-        """Sends a signal to the process alone: its children may have no handler for it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signum)
-
-    def reap(self) -> int:
-        """Kills the rest of the group, reaps the process, and returns its exit code."""
-        if self._process.returncode is None:
-            self.send(signal.SIGKILL)
-            self._process.wait()
-        for pipe in self.pipes.values():
-            pipe.close()
-        return self._process.returncode
-
-
-class LocalJob:
-    """A job of several worker processes on this machine.
-
-    The workers run the same command. By default, each worker has its own TF_CONFIG. When a worker
-    fails, the other workers get `grace` seconds to fail with their own errors, and are then killed:
-    a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
-
-    Nothing runs in the background: the job advances in `step`, which `run` calls until all workers
-    have ended. Use it as a context manager, so that no process outlives the block, and in a thread
-    that lives as long as the job: Linux kills the workers when the thread that started them ends.
+def run_job(
+    command: Sequence[str],
+    workers: int,
+    env: Mapping[str, str],
+    *,
+    output: str = "all",
+    grace: float = GRACE,
+    timeout: float | None = None,
+    worker_env: Sequence[Mapping[str, str]] | None = None,
+    rank: Rank | None = None,
+    addresses: Sequence[str] | None = None,
+    connections: Sequence[Connection] | None = None,
+    tf_config: bool = True,
+    all_to_stderr: bool = False,
+    verbose: bool = False,
+) -> JobResult:
+    """Runs a job to its end, or until Ctrl-C, and shows its output.
 
     Args:
-        command: The program and its arguments.
-        workers: The number of workers to start.
-        env: The environment of the workers, by default this process's own.
-        worker_env: Additional environment variables of each worker.
-        tf_config: Whether workers get a TF_CONFIG. If not, `worker_env` must connect them.
-        worker_prefix: For each worker, a command that runs the worker's command, such as `ip netns
-            exec NAME`; it must become the command, or pass its signals, output and exit code on.
-        hosts: The name by which other workers reach each worker, if it is not `localhost`.
-        first: The index of the first worker, where these are a part of a larger job.
-        on_line: Called with each line of output.
-        on_progress: Called like `on_line`, with the state of a line that is being redrawn.
-        grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the other
-            workers; `None` never ends the other workers of a failed worker.
-        timeout: Seconds after which the whole job is stopped.
+        command: As for `LocalJob`.
+        workers: As for `LocalJob`.
+        env: As for `LocalJob`. Workers on hosts get only the variables that differ from those of
+            this process, and those of `gradcomp`.
+        output: `"all"`, or `"chief"` for worker 0 alone.
+        grace: As for `LocalJob`.
+        timeout: As for `LocalJob`.
+        worker_env: As for `LocalJob`.
+        rank: The rank of the only worker in a scheduler's job.
+        addresses: The addresses of all workers of the job; by default they are on this machine.
+        connections: The connections to the workers' hosts, which also have their addresses.
+        tf_config: As for `LocalJob`.
+        all_to_stderr: Whether stdout stays free for other output.
+        verbose: Whether to show the lines that `Quiet` would omit.
+    """
+    first, size = (rank.rank, rank.size) if rank else (0, workers)
+    try:
+        settings = malloc_settings(env)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    for name, value in settings.items() if verbose else ():
+        echo(f"gradcomp: the workers get {name}={value} ({MALLOC}=default: none)", err=True)
+    env = {**env, **settings}
+    is_quiet = quiet.is_wanted(verbose)
+    if is_quiet:
+        env = {quiet.LEVEL: "1", **env}
+    if rank is None and sys.stdout is not None and sys.stdout.isatty():
+        env["COLUMNS"] = str(table_width(size))
+    if connections:
+        addresses = [connection.address for connection in connections]
+    if tf_config:
+        hosts = [host_of(address) for address in addresses or [f"{THIS_MACHINE}:0"]]
+        for name, value in bypass(hosts, env).items():
+            if first == 0:
+                reason = f"so that they do not connect to each other through {proxy_variable(env)}"
+                echo(f"gradcomp: the workers get {name}={value}, {reason}.", err=True)
+            env[name] = value
+    if connections:
+        env = {
+            name: value
+            for name, value in env.items()
+            if name.startswith(PREFIX) or value != os.environ.get(name)
+        }
+    if addresses:
+        worker_env = [
+            {**variables, TF_CONFIG: make_tf_config(addresses, first + index)}
+            for index, variables in enumerate(worker_env or [{}] * workers)
+        ]
+    with (
+        _signals(grace, timeout) as signals,
+        WorkerOutput(
+            size,
+            chief_only=output == "chief",
+            all_to_stderr=all_to_stderr,
+            bars=rank is None,
+            quiet=is_quiet,
+        ) as shown,
+        LocalJob(
+            command,
+            workers,
+            env=env,
+            worker_env=worker_env,
+            tf_config=tf_config and not addresses,
+            connections=connections,
+            first=first,
+            on_line=shown.line,
+            on_progress=shown.progress,
+            grace=grace,
+            timeout=timeout,
+        ) as job,
+    ):
+        signals.pass_to(job, shown)
+        while job.step():
+            shown.show_suppressed()
+        return job.run()  # reads the rest of the pipes
 
-    Raises:
-        ValueError: If an argument is not valid.
 
-    Example:
-        >>> with LocalJob([sys.executable, "train.py"], workers=2) as job:
-        ...     result = job.run()
-        >>> result.exit_code
-        0
+def run_with_restarts(
+    run: Callable[[float | None, Mapping[str, str]], JobResult],
+    max_restarts: int,
+    timeout: float | None,
+    *,
+    shown_tails: bool,
+) -> list[JobResult]:
+    """Runs a job, and runs it again each time that one of its workers has died.
+
+    Args:
+        run: Runs the job once, for at most a number of seconds, with more environment variables.
+        max_restarts: The maximum number of restarts.
+        timeout: The number of seconds that all runs together may take.
+        shown_tails: As for `report_end`.
+
+    Returns:
+        The end of each run.
+    """
+    started = time.monotonic()
+    results: list[JobResult] = []
+    while True:
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+        restarts = {RESTARTS: str(len(results))} if max_restarts else {}
+        try:
+            result = run(left, restarts)
+        except (click.ClickException, KeyboardInterrupt) as error:
+            if not results:
+                raise
+            reason = error.message if isinstance(error, click.ClickException) else "interrupted."
+            _warn(f"no restart: {reason}")
+            return results
+        if result.timed_out is not None:
+            result = dataclasses.replace(result, timed_out=timeout)
+        results.append(result)
+        by_user = result.stop_signal is not None or result.timed_out is not None
+        if result.first_failure is None or by_user or not max_restarts:
+            return results
+        if len(results) > max_restarts:
+            _warn(f"--max-restarts allows only {max_restarts}.")
+            return results
+        report_end(result, shown_tails=shown_tails)
+        _warn(f"restart {len(results)} of {max_restarts}.")
+
+
+def _warn(text: str) -> None:
+    click.secho(f"gradcomp: {text}", err=True, fg="yellow")
+
+
+def report_end(result: JobResult, *, shown_tails: bool) -> None:
+    """Prints which worker failed first, with its last lines unless they have been shown."""
+    first = result.first_failure
+    if first is not None and first.index != 0 and not shown_tails:
+        tail = [line for line in first.stderr_tail if not quiet.is_noise(line)]
+        for line in tail[-_TAIL_LINES:]:
+            echo(f"[worker {first.index}] {line}", err=True)
+    for line in result.summary():
+        click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)
+
+
+class _Signals:
+    """Passes signals to a job: requests to end, and signals for the workers' own handlers.
+
+    SIGHUP is a request to end if the terminal has been closed. A job that does not end may be
+    waiting for a reader of its output. In this case, the output is discarded.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        workers: int,
-        *,
-        env: Mapping[str, str] | None = None,
-        worker_env: Sequence[Mapping[str, str]] | None = None,
-        tf_config: bool = True,
-        worker_prefix: Sequence[Sequence[str]] | None = None,
-        hosts: Sequence[str] | None = None,
-        first: int = 0,
-        on_line: LineHook | None = None,
-        on_progress: LineHook | None = None,
-        grace: float | None = _DEFAULT_GRACE,
-        timeout: float | None = None,
-    ) -> None:
-        if workers < 1:
-            raise ValueError(f"A job needs at least one worker. Received: workers={workers}")
-        for name, given in (
-            ("worker_env", worker_env),
-            ("worker_prefix", worker_prefix),
-            ("hosts", hosts),
-        ):
-            if given is not None and len(given) != workers:
-                raise ValueError(
-                    f"{name} must have one entry for each of the {workers} workers. "
-                    f"Received: {len(given)} entries"
-                )
-        self._on_line = on_line
-        self._on_progress = on_progress
+    def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._timeout = timeout
-        self._ends: list[WorkerEnd] = []
-        self._workers: list[_Worker] = []
-        self._stop_signals: list[int] = []
-        self._passed_signals: deque[int] = deque()
-        self._stops_obeyed = 0
-        self._timed_out = False
-        self._kill_at: float | None = None
-        self._selector = selectors.DefaultSelector()
-        self._ports = ReservedPorts(hosts or [THIS_MACHINE] * workers)
-        self._started = time.monotonic()
-        try:
-            self._start(
-                [[*prefix, *command] for prefix in worker_prefix or [()] * workers],
-                os.environ if env is None else env,
-                worker_env or [{}] * workers,
-                tf_config,
-                first,
-            )
-        except BaseException:
-            self.close()
-            raise
+        self._job: LocalJob | None = None
+        self._shown: WorkerOutput | None = None
+        self._received: deque[tuple[int, bool]] = deque()  # and whether it is a request to end
+        self._is_stopping = False
+        self._had_terminal = _has_terminal()
 
-    def _start(
-        self,
-        commands: Sequence[Sequence[str]],
-        env: Mapping[str, str],
-        worker_env: Sequence[Mapping[str, str]],
-        tf_config: bool,
-        first: int,
-    ) -> None:
-        for place, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
-            others = {"TF_CONFIG": make_tf_config(self._ports.addresses, place)}
-            # Unbuffered: the last words of a killed worker must not be lost in its buffer.
-            full_env = {"PYTHONUNBUFFERED": "1", **env, **(others if tf_config else {}), **own_env}
-            worker = _Worker(first + place, command, full_env)
-            self._workers.append(worker)
-            for stream, pipe in worker.pipes.items():
-                os.set_blocking(pipe.fileno(), False)
-                source = (worker, stream, LineReader())
-                self._selector.register(pipe, selectors.EVENT_READ, source)
-
-    def __enter__(self) -> LocalJob:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def seconds(self) -> float:
-        """The seconds since the start of the job."""
-        return time.monotonic() - self._started
-
-    @property
-    def ends(self) -> tuple[WorkerEnd, ...]:
-        """The ends of the workers that have ended, in that order."""
-        return tuple(self._ends)
-
-    def run(self) -> JobResult:
-        """Runs the job to its end and returns its result."""
-        while self.step():
-            pass
-        self._read_last_output()
-        self.close()
-        return self.result()
-
-    def result(self) -> JobResult:
-        """Returns the result of the ended job."""
-        return JobResult(
-            ends=self.ends,
-            timed_out=self._timeout if self._timed_out else None,
-            stop_signal=self._stop_signals[0] if self._stop_signals else None,
-        )
-
-    def step(self) -> bool:
-        """Polls the workers once: reads output, records ended workers, and kills overdue workers.
-
-        Returns:
-            Whether any worker is still running.
-        """
-        self._read_output(_POLL)
-        self._note_ends()
-        while self._passed_signals:
-            signum = self._passed_signals.popleft()
-            for worker in self._running():
-                worker.pass_on(signum)
-        self._obey_stops()
-        self._obey_clock()
-        return bool(self._running())
-
-    def send(self, index: int, signum: int) -> None:
-        """Sends a signal to one worker's process group, as another program might."""
-        (worker,) = (worker for worker in self._workers if worker.index == index)
-        if worker.end is None:
-            worker.send(signum)
-
-    def stop(self, signum: int = signal.SIGINT) -> None:
-        """Asks the workers to end; a second call kills them. May be called by a signal handler.
-
-        Args:
-            signum: The user's signal, which determines the job's exit code.
-        """
-        self._stop_signals.append(signum)
-
-    def pass_on(self, signum: int) -> None:
-        """Sends a signal of the user to the workers. May be called by a signal handler."""
-        self._passed_signals.append(signum)
-
-    def end_after_grace(self) -> None:
-        """Kills running workers after `grace` seconds, as if another worker had failed now."""
-        if self._kill_at is None:
-            grace = _DEFAULT_GRACE if self._grace is None else self._grace
-            self._kill_at = time.monotonic() + grace
-
-    def close(self) -> None:
-        """Kills running workers, reaps all workers, and releases their ports."""
-        self._signal_running(signal.SIGKILL)
-        for worker in self._workers:
-            returncode = worker.reap()
-            if worker.end is None:
-                self._note_end(worker, returncode)
-        self._selector.close()
-        self._ports.release()
-
-    def _running(self) -> list[_Worker]:
-        return [worker for worker in self._workers if worker.end is None]
-
-    def _signal_running(self, signum: int) -> None:
-        for worker in self._running():
-            worker.signalled = True
-            worker.send(signum)
-
-    def _note_ends(self) -> None:
-        for worker in self._running():
-            returncode = worker.returncode()
-            if returncode is None:
-                continue
-            self._drain(worker)
-            self._note_end(worker, returncode)
-            if returncode != 0 and self._grace is not None:
-                self.end_after_grace()
-
-    def _note_end(self, worker: _Worker, returncode: int) -> None:
-        tail = tuple(worker.stderr_tail)
-        worker.end = WorkerEnd(worker.index, returncode, self.seconds, worker.signalled, tail)
-        self._ends.append(worker.end)
-
-    def _obey_stops(self) -> None:
-        if len(self._stop_signals) == self._stops_obeyed:
+    def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if signum == signal.SIGALRM:
+            discard_unread_output()
             return
-        first = self._stops_obeyed == 0
-        self._stops_obeyed = len(self._stop_signals)
-        # Workers get SIGINT in place of any signal, because Python programs clean up on SIGINT, but
-        # not on SIGTERM.
-        self._signal_running(signal.SIGINT if first else signal.SIGKILL)
-        self.end_after_grace()
+        is_closed = signum == signal.SIGHUP and self._had_terminal and not _has_terminal()
+        if is_closed:
+            discard_terminal_output()
+        stops = is_closed or signum in _STOP_SIGNALS
+        if stops:
+            _alarm_in(0 if self._is_stopping else self._grace)
+            self._is_stopping = True
+        self._received.append((signum, stops))
+        self._deliver()
 
-    def _obey_clock(self) -> None:
-        if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
-            self._timed_out = bool(self._running())
-            # The KeyboardInterrupt of a hanging Python program shows where it hangs.
-            self._signal_running(signal.SIGINT)
-            self.end_after_grace()
-        if self._kill_at is not None and time.monotonic() > self._kill_at:
-            self._signal_running(signal.SIGKILL)
+    def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
+        """Passes earlier and later signals to the job."""
+        self._job, self._shown = job, shown
+        self._deliver()
 
-    def _open_pipes(self) -> list[selectors.SelectorKey]:
-        return list((self._selector.get_map() or {}).values())
+    def _deliver(self) -> None:
+        while self._job and self._shown and self._received:
+            signum, stops = self._received.popleft()
+            if stops:
+                self._shown.stopping()
+                self._job.stop(signum)
+            else:
+                self._job.pass_on(signum)
 
-    def _read_output(self, wait: float) -> None:
-        if not self._open_pipes():
-            time.sleep(wait)
-            return
-        for key, _ in self._selector.select(wait):
-            self._read(key)
 
-    def _read_last_output(self) -> None:
-        until = time.monotonic() + _LAST_OUTPUT
-        while self._open_pipes() and time.monotonic() < until:
-            self._read_output(_POLL)
-        for key in self._open_pipes():
-            self._end_of_output(key)
+def _has_terminal() -> bool:
+    """True if this process has a terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
-    def _drain(self, worker: _Worker) -> None:
-        """Reads the rest of an ended worker's pipes, so that its last lines are known."""
-        for key in [key for key in self._open_pipes() if key.data[0] is worker]:
-            for _ in range(_PIPE_CHUNKS):
-                if not self._read(key):
-                    break
 
-    def _read(self, key: selectors.SelectorKey) -> bool:
-        """Reads a chunk from a pipe; returns whether there was one."""
-        worker, stream, reader = key.data
-        try:
-            chunk = os.read(key.fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self._end_of_output(key)
-            return False
-        for line in reader.feed(chunk):
-            self._pass_on(worker, stream, line)
-        if self._on_progress is not None and reader.progress:
-            self._on_progress(worker.index, stream, reader.progress)
-        return True
+def _alarm_in(seconds: float) -> None:
+    """Sends this process SIGALRM after some seconds and then every second.
 
-    def _end_of_output(self, key: selectors.SelectorKey) -> None:
-        worker, stream, reader = key.data
-        self._selector.unregister(key.fileobj)
-        for line in reader.close():
-            self._pass_on(worker, stream, line)
+    The alarm repeats because each signal unblocks only one write that waits for a reader.
+    """
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 0.1), _LONGEST_TIMER), 1)
 
-    def _pass_on(self, worker: _Worker, stream: str, line: str) -> None:
-        if stream == "stderr":
-            worker.stderr_tail.append(line)
-        if self._on_line is not None:
-            self._on_line(worker.index, stream, line)
+
+@contextlib.contextmanager
+def _signals(grace: float, timeout: float | None) -> Iterator[_Signals]:
+    """Stops the job on Ctrl-C, SIGTERM and the end of the terminal; passes other signals on."""
+    signals = _Signals(grace)
+    handled = (*_STOP_SIGNALS, *PASSED_SIGNALS, signal.SIGALRM)
+    before = {signum: signal.getsignal(signum) for signum in handled}
+    for signum, handler in before.items():
+        # A signal is ignored on purpose: by nohup, or by a shell for a background job.
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, signals)
+    if timeout is not None:
+        _alarm_in(timeout + grace)
+    try:
+        yield signals
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +54,6 @@ class WorkerEnd:
         """True if this worker's error reports the loss of another worker."""
         return bool(LOST_OTHERS.search(self.error))
 
-    def raised_as(self, other: WorkerEnd) -> bool:
-        """Returns whether both ended by the same Python exception, apart from numbers."""
-        return TRACEBACK in self.stderr_tail and _manner(self) == _manner(other)
-
     @property
     def error(self) -> str:
         """The line of the worker's stderr that best explains its failure; empty if none does."""
@@ -74,7 +69,6 @@ class JobResult:
     ends: tuple[WorkerEnd, ...]  # the ends of the workers, in their order
     timed_out: float | None = None  # the time limit of the job in seconds, if the job reached it
     stop_signal: int | None = None  # the user's signal that ended the job, if there was one
-    regrouped: bool = False  # whether the workers ended only so that more of them can start
 
     @property
     def first_failure(self) -> WorkerEnd | None:
@@ -82,8 +76,6 @@ class JobResult:
 
         A failing worker closes its connections before it ends, so other workers may end earlier.
         """
-        if self.regrouped:
-            return None
         failed = [end for end in self.ends if end.failed_by_itself]
         return next((end for end in failed if not end.lost_another), next(iter(failed), None))
 
@@ -125,36 +117,49 @@ class JobResult:
         """Reports in a few lines which worker died first and why, and how the others ended."""
         first = self.first_failure
         if first is not None:
-            return [
-                *_early_exit_lines(first, self._early_exits(first)),
-                *self._failure_lines(first),
-            ]
+            return self._failure_lines(first)
         if self.stop_signal is not None:
             return [f"stopped by {_signal_name(self.stop_signal)}."]
-        if self.timed_out is not None:
-            ended = sorted(end.index for end in self.ends if end.ended_by_launcher)
-            names = ", ".join(map(str, ended))
-            return [
-                f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}.",
-                *(_early_exit_line(end) for end in self.ends if not end.ended_by_launcher),
-            ]
-        return []
-
-    def _early_exits(self, first: WorkerEnd) -> list[WorkerEnd]:
-        """Returns the workers that ended without an error, if the first failure is their loss."""
-        before = self.ends[: self.ends.index(first)]
-        return [end for end in before if first.lost_another and end.returncode == 0]
+        if self.timed_out is None:
+            return []
+        ended = sorted(end.index for end in self.ends if end.ended_by_launcher)
+        return [
+            f"the time limit of {self.timed_out:g} s was reached; ended workers: "
+            f"{', '.join(map(str, ended))}.",
+            *(
+                f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the other "
+                f"workers waited for it, this is the cause. {_SAME_STEPS}"
+                for end in self.ends
+                if not end.ended_by_launcher
+            ),
+        ]
 
     def _failure_lines(self, first: WorkerEnd) -> list[str]:
-        early = self._early_exits(first)
+        # If the first failure is the loss of another worker, one that left before is the cause.
+        before = self.ends[: self.ends.index(first)]
+        early = [end for end in before if first.lost_another and end.returncode == 0]
+        lines = [
+            f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and "
+            f"worker {first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
+            for end in early
+        ]
         others = [end for end in self.ends if end is not first and end not in early]
         same = [end for end in others if first.error and _manner(end) == _manner(first)]
         if same and len(same) + 1 == len(self.ends):
-            return [_failure_line("all workers died with the same error", first)]
-        lines = [_failure_line(f"worker {first.index} died{'' if early else ' first'}", first)]
+            return [f"all workers died with the same error, {_details(first)}"]
+        lines.append(f"worker {first.index} died{'' if early else ' first'}, {_details(first)}")
         if same:
-            lines.append(f"{_names(sorted(same, key=_index))} followed, with the same error.")
-        return lines + [_other_line(end) for end in others if end not in same]
+            indices = ", ".join(str(index) for index in sorted(end.index for end in same))
+            workers = f"worker{'s' if len(same) > 1 else ''} {indices}"
+            lines.append(f"{workers} followed, with the same error.")
+        for end in others:
+            if end.ended_by_launcher:
+                lines.append(f"worker {end.index} was still running and has been ended.")
+            elif end.returncode == 0:
+                lines.append(f"worker {end.index} ended well, after {end.seconds:.1f} s.")
+            elif end not in same:
+                lines.append(f"worker {end.index} followed, {_details(end)}")
+        return lines
 
 
 def is_message(line: str) -> bool:
@@ -174,44 +179,11 @@ def _manner(end: WorkerEnd) -> tuple[bool, str, str]:
     return end.failed_by_itself, end.how, same_but_for_numbers(end.error)
 
 
-def _index(end: WorkerEnd) -> int:
-    return end.index
-
-
-def _names(ends: Sequence[WorkerEnd]) -> str:
-    return f"worker{'s' if len(ends) > 1 else ''} {', '.join(str(end.index) for end in ends)}"
-
-
-def _early_exit_lines(first: WorkerEnd, early: Sequence[WorkerEnd]) -> list[str]:
-    return [
-        f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and worker "
-        f"{first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
-        for end in early
-    ]
-
-
-def _early_exit_line(end: WorkerEnd) -> str:
-    return (
-        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the other workers "
-        f"waited for it, this is the cause. {_SAME_STEPS}"
-    )
-
-
-def _failure_line(who: str, end: WorkerEnd) -> str:
-    line = f"{who}, after {end.seconds:.1f} s: {end.how}"
-    if end.returncode == -signal.SIGKILL:
-        line += " (not by gradcomp; the system does so when memory runs out)"
-    return f"{line}: {end.error}" if end.error else f"{line}."
-
-
-def _other_line(end: WorkerEnd) -> str:
-    name = f"worker {end.index}"
-    if end.ended_by_launcher:
-        return f"{name} was still running and has been ended."
-    if end.returncode == 0:
-        return f"{name} ended well, after {end.seconds:.1f} s."
+def _details(end: WorkerEnd) -> str:
+    killed = end.returncode == -signal.SIGKILL and not end.ended_by_launcher
+    hint = " (not by gradcomp; the system does so when memory runs out)" if killed else ""
     reason = f": {end.error}" if end.error else "."
-    return f"{name} followed, after {end.seconds:.1f} s: {end.how}{reason}"
+    return f"after {end.seconds:.1f} s: {end.how}{hint}{reason}"
 
 
 def _signal_name(number: int) -> str:

@@ -1,8 +1,7 @@
 """Finds this process' rank in a job that `srun` or `mpirun` has started.
 
 Slurm's variables list the hosts of all tasks. MPI launchers tell a process only its rank and the
-number of ranks, so the ranks exchange their addresses, by one collective of the MPI that has
-started them.
+number of ranks, so the ranks exchange their addresses by mpi4py.
 
 TensorFlow's own `SlurmClusterResolver` cannot be used: it would import TensorFlow, needs a GPU for
 each task, and gives all jobs the same ports.
@@ -11,23 +10,16 @@ each task, and gives all jobs the same ports.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from tf_gradcomp.launch.ports import ReservedPorts
+from tf_gradcomp.launch.resources import ReservedPorts
 
-_THIS_MACHINE = "localhost"
 # Ports of Slurm's jobs: below the ports that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
-LATEST = 300.0  # the largest difference between the starts of ranks, in seconds
 
 
 # The variables with a process' rank, the number of ranks, and the number on a machine. MPI is asked
@@ -42,67 +34,50 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Rank:
-    """This process' place in a scheduler's job."""
+    """The rank of this process in a scheduler's job."""
 
     scheduler: str  # `"srun"` or `"mpirun"`
-    rank: int  # this process' rank
+    rank: int
     size: int  # the number of ranks
-    here: int  # the number of ranks on this machine
+    is_on_one_machine: bool  # all ranks are
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the scheduler has started only this process, as by `srun -n 1`."""
+        return self.size == 1
+
+    @property
+    def description(self) -> str:
+        """How this process was started, for messages."""
+        return f"{self.scheduler} has started this process as rank {self.rank} of {self.size}"
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """The addresses of a scheduler's job."""
-
-    workers: Sequence[str]  # in the order of ranks
-    meeting: str  # a free address on the machine of rank 0
-    job: str  # a text that differs between jobs
-
-
-def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
-    """Returns the scheduler that started this process as one of several, or None."""
-    place = _place(env)
-    return place if place is not None and place.size > 1 else None
-
-
-def is_started_alone(env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether a scheduler started this process alone, as by `srun -n 1`."""
-    place = _place(env)
-    return place is not None and place.size == 1
-
-
-def _place(env: Mapping[str, str]) -> Rank | None:
-    for scheduler, *names in _VARIABLES:
-        if all(name in env for name in names):
-            rank, size = (int(env[name]) for name in names[:2])
-            return Rank(scheduler, rank, size, _ranks_here(rank, env[names[2]]))
+def find_rank(env: Mapping[str, str] = os.environ) -> Rank | None:
+    """Returns the rank of this process; None if no scheduler has started it."""
+    for scheduler, rank, size, local_size in _VARIABLES:
+        if rank in env and size in env and local_size in env:
+            is_on_one_machine = env[local_size] == env[size]
+            return Rank(scheduler, int(env[rank]), int(env[size]), is_on_one_machine)
     return None
 
 
-def _ranks_here(rank: int, counts: str) -> int:
-    """Returns the ranks on one rank's machine: `counts` has all machines, or that one alone."""
-    of_each = [count for count in expand_counts(counts) for _ in range(count)]
-    return of_each[min(rank, len(of_each) - 1)]
-
-
 @contextlib.contextmanager
-def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[Addresses]:
-    """The addresses of the job.
+def addresses_of_ranks(rank: Rank, env: Mapping[str, str] = os.environ) -> Iterator[list[str]]:
+    """The addresses of the job's workers, in the order of ranks.
 
     Within the context, no other process on this machine gets the port of this process's worker by
     chance.
+
+    Raises:
+        RuntimeError: If the addresses cannot be found.
     """
-    if place.scheduler == "srun":
-        workers = slurm_addresses(env)
-        job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-        yield Addresses(workers, _after_first_host(workers), job)
+    if rank.scheduler == "srun":
+        yield slurm_addresses(env)
         return
-    host = _THIS_MACHINE if place.here == place.size else _own_host(env)
-    ports = ReservedPorts([host, host])
+    host = env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
+    ports = ReservedPorts(["localhost" if rank.is_on_one_machine else host])
     try:
-        told = [one.split() for one in _gathered_by_mpi(" ".join(ports.addresses), place, env)]
-        workers = [worker for worker, _ in told]
-        yield Addresses(workers, meeting=told[0][1], job=",".join(workers))
+        yield _gather_by_mpi(ports.addresses[0], rank.size)
     finally:
         ports.release()
 
@@ -113,24 +88,18 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
     counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     job, step = int(env.get("SLURM_JOB_ID", 0)), int(env.get("SLURM_STEP_ID", 0))
     first = _FIRST_PORT + (job + 7 * step) * _PORTS_OF_JOB % _PORTS
-    places = [
-        (host, first + place)
+    workers = [
+        (host, first + index)
         for host, count in zip(hosts, counts, strict=True)
-        for place in range(count)
+        for index in range(count)
     ]
-    own, here = places[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
-    if here is not None and here != own:
+    expected, actual = workers[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
+    if actual is not None and actual != expected:
         raise RuntimeError(
-            f"Task {env['SLURM_PROCID']} of this step runs on {here} and not on {own}: start it "
-            "with srun --distribution=block, so that each machine has consecutive tasks."
+            f"Task {env['SLURM_PROCID']} of this step runs on {actual} and not on {expected}: "
+            "start it with srun --distribution=block, so that each machine has consecutive tasks."
         )
-    return [f"{host}:{port}" for host, port in places]
-
-
-def _after_first_host(workers: Sequence[str]) -> str:
-    """Returns the address after those of the workers on the first machine."""
-    host, _, port = workers[0].rpartition(":")
-    return f"{host}:{int(port) + sum(one.rpartition(':')[0] == host for one in workers)}"
+    return [f"{host}:{port}" for host, port in workers]
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -159,73 +128,20 @@ def expand_counts(text: str) -> list[int]:
     return [int(count) for count, times in pairs for _ in range(int(times or 1))]
 
 
-def _own_host(env: Mapping[str, str]) -> str:
-    """The launcher's name for this machine."""
-    return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
-
-
-# Runs in a separate process: MPI may kill it, and does not confuse its end with the rank's end. In
-# Open MPI, the constants are symbols; in MPICH and its derivatives, they are numbers.
-_GATHER = """
-import ctypes, json, sys
-library, own, width = sys.argv[1], sys.argv[2].encode(), 256
-mpi, size = ctypes.CDLL(library, ctypes.RTLD_GLOBAL), ctypes.c_int()
-if hasattr(mpi, "ompi_mpi_comm_world"):
-    world, byte = (
-        ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
-        for name in ("ompi_mpi_comm_world", "ompi_mpi_byte")
-    )
-else:
-    world, byte = ctypes.c_int(0x44000000), ctypes.c_int(0x4c00010d)
-mpi.MPI_Init(None, None)
-mpi.MPI_Comm_size(world, ctypes.byref(size))
-every = ctypes.create_string_buffer(width * size.value)
-mpi.MPI_Allgather(
-    ctypes.create_string_buffer(own, width), width, byte, every, width, byte, world
-)
-mpi.MPI_Finalize()
-parts = (every.raw[i : i + width] for i in range(0, len(every), width))
-print(json.dumps([part.rstrip(bytes(1)).decode() for part in parts]))
-"""
-
-
-def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]:
-    fd = env.get("PMI_FD")  # how MPICH's processes communicate with their launcher
-    command = [sys.executable, "-I", "-S", "-c", _GATHER, _mpi_library(env), own]
+def _gather_by_mpi(address: str, size: int) -> list[str]:
+    """Returns the addresses of all ranks, in their order."""
     try:
-        done = subprocess.run(
-            command,
-            env=dict(env),
-            pass_fds=[int(fd)] if fd else [],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LATEST,
-            check=True,
-        )
-        addresses = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
         raise RuntimeError(
-            f"Rank {place.rank} could not send its address to the other ranks through MPI: "
-            f"{said.splitlines()[-1]}. The folder of mpirun's own libmpi belongs into "
-            "LD_LIBRARY_PATH (mpirun -x LD_LIBRARY_PATH ...)."
+            f"Under mpirun, gradcomp needs mpi4py, which cannot be loaded ({error}): "
+            "pip install mpi4py."
         ) from error
-    if len(addresses) != place.size:
+    addresses = MPI.COMM_WORLD.allgather(address)
+    MPI.Finalize()  # at the end of the process, it would wait for the other ranks
+    if len(addresses) != size:
         raise RuntimeError(
-            f"mpirun has started {place.size} ranks, and the MPI library {_mpi_library(env)} sees "
-            f"{len(addresses)}: it belongs to another mpirun; put the right one into "
-            "LD_LIBRARY_PATH."
+            f"mpirun has started {size} ranks, and mpi4py sees {len(addresses)}: it was built for "
+            "another MPI."
         )
     return addresses
-
-
-def _mpi_library(env: Mapping[str, str]) -> str:
-    """Returns the MPI library's path in the launcher's installation, or its name for `dlopen`."""
-    name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
-    launcher = shutil.which("mpirun", path=env.get("PATH"))
-    homes = [Path(launcher).resolve().parents[1]] if launcher else []
-    if "OPAL_PREFIX" in env:
-        homes.insert(0, Path(env["OPAL_PREFIX"]))
-    found = (home / "lib" / name for home in homes)
-    return next((str(library) for library in found if library.exists()), name)

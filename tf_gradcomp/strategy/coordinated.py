@@ -14,7 +14,6 @@ import tensorflow as tf
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import reading_own, reads_own, tell_user
-from tf_gradcomp.noted_saves import note_save
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import strategy_of_workers
@@ -34,14 +33,6 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
 
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
-    with _coordinated(savings, path) as writes:
-        yield writes
-    if writes:
-        note_save()
-
-
-@contextlib.contextmanager
-def _coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     strategy = strategy_of_workers()
     if strategy is not None and reads_own(strategy):  # within another save
         yield True

@@ -13,7 +13,6 @@ from tf_gradcomp.chief import path_of, worker_of_rank, worker_path
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.restarts import end_if_asked
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 
@@ -48,7 +47,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._strategy = strategy
         self._arguments = kwargs
         self._folder = os.fspath(backup_dir)
-        self._has_trained = False  # an epoch of this `fit`
 
     def set_model(self, model: keras.Model) -> None:
         """Prepares the backup; the job and the worker number are known only now."""
@@ -62,20 +60,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Records the epoch: Keras 3 does so at its end, and counts a job's first as epoch 0.
-
-        If more workers can take part, `gradcomp run` has `fit` end here after its first epoch.
-        """
+        """Records the epoch: Keras 3 does so at its end, and counts a job's first as epoch 0."""
         super().on_epoch_begin(epoch, logs)
         self._current_epoch = epoch
-        if self._has_trained:
-            end_if_asked(lambda: self._group(self.model).processes)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if it saves after each epoch."""
         with self._saving_on_all():
             super().on_epoch_end(epoch, logs)
-        self._has_trained = True
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if a save is due after this batch."""
@@ -109,7 +101,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the chief's backup."""
-        self._has_trained = False
         if IS_KERAS_2:  # Keras creates its checkpoint now, and the optimizer later
             with self.model.distribute_strategy.scope():
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)

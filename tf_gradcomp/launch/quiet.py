@@ -42,7 +42,7 @@ _MOST_LINES = 1000
 _MOST_COMPARED = 16  # tracebacks
 
 
-def wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
+def is_wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
     """Returns whether to omit lines: not if the user asks for all of TensorFlow's lines."""
     return not verbose and env.get(LEVEL) != "0"
 

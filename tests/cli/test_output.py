@@ -1,6 +1,6 @@
 import pytest
 
-from tf_gradcomp.launch.lines import LineReader, visible
+from tf_gradcomp.launch.output import LineReader, visible
 
 
 @pytest.mark.parametrize(
