@@ -27,9 +27,8 @@ from turns import Contender
 
 import tf_gradcomp as gc
 from tf_gradcomp import tf_private
-from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.advice.codec_speed import CodecSpeed
-from tf_gradcomp.advice.probe import THOROUGH, probe
+from tf_gradcomp.advice.probe import THOROUGH, choose, probe
 from tf_gradcomp.compressors import ExchangeInputs, methods_of, text_of
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import ReplicaStep

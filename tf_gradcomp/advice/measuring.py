@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.advice.cost_model import Advice, advice_on, alone
 from tf_gradcomp.advice.probe import THOROUGH, probe
-from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange.gradients import Gradients

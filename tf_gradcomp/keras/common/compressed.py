@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose, take_unused
+from tf_gradcomp.advice.probe import choose, take_unused
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
