@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels import METHODS as TIMED
-from output import spread, table
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, spread, table
 from records import Record
 from simulated import DENSE, WORKLOADS, Encoding, Training
 from turns import ALTERNATING
@@ -211,8 +211,6 @@ def draw(records: Mapping[str, Sequence[Record]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH
-
     every = {learners: cells(records, PLOTTED, learners) for learners in LEARNERS}
     found = {n: of_one for n, of_one in every.items() if len(of_one) == len(METHODS)}
     sent = {
@@ -224,7 +222,7 @@ def draw(records: Mapping[str, Sequence[Record]], path: Path) -> None:
     most = {name: value for of_one in sent.values() for name, value in of_one.items()}
     rows = {name: row for row, name in enumerate(sorted(most, key=most.__getitem__))}
     figure, (left, right) = plt.subplots(
-        1, 2, sharey=True, figsize=(WIDTH, 0.3 * len(rows) + 1), layout="constrained"
+        1, 2, sharey=True, figsize=(PLOT_WIDTH, 0.3 * len(rows) + 1), layout="constrained"
     )
     for learners, colour, marker in zip(found, COLOURS, "os^", strict=False):
         style = {"color": colour, "marker": marker, "ls": "", "ms": 6, "mfc": "none"}

@@ -17,11 +17,10 @@ import turns
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from output import table
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_starts, table
 from records import Record
 from turns import AUTO
 
-from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_starts
 from tf_gradcomp.compressors.auto import CANDIDATES
 
 ENOUGH_BYTES = 100_000  # of a step; with fewer bytes, the protocols' headers matter
@@ -319,7 +318,7 @@ def _plot_split(title: str, parts: dict[str, dict[str, dict[str, float]]], path:
     """Draws bars with the parts of a step, in a row for each link."""
     parts = {link: {n: p for n, p in some.items() if n != AUTO} for link, some in parts.items()}
     contenders = max(map(len, parts.values()))
-    size = (WIDTH, (0.6 + 0.22 * contenders) * len(parts) + 0.6)
+    size = (PLOT_WIDTH, (0.6 + 0.22 * contenders) * len(parts) + 0.6)
     figure, axes = plt.subplots(len(parts), 1, figsize=size, squeeze=False, layout="constrained")
     for axis, (link, of_link) in zip(axes[:, 0], parts.items(), strict=True):
         names, left = list(of_link), [0.0] * len(of_link)
@@ -356,7 +355,7 @@ _ROOM = 30  # times slower than the slowest link the axis begins, for labels
 
 def _plot_speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
     """Draws the speed-up as a function of the link's speed."""
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.85 * WIDTH), layout="constrained")
+    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.85 * PLOT_WIDTH), layout="constrained")
     slowest = min(curve[0][0] for curve in curves.values())
     labels = []
     for name, curve in curves.items():

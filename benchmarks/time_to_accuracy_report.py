@@ -15,11 +15,9 @@ matplotlib.use("Agg")
 import numpy as np
 from checklist import losses
 from matplotlib import pyplot as plt
-from output import table, times
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_places, table, times
 from records import PACES
 from trainings import Run
-
-from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_places
 
 DENSE = "no_compression"
 HOROVOD = "Horovod"  # dense: each gradient is sent while the others are still computed
@@ -157,7 +155,7 @@ def _label(method: str, chosen: str) -> str:
 def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
     """Draws the metric over time: the mean and the range of the seeds of each method."""
     one = runs[0]
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.65 * WIDTH), layout="constrained")
+    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.65 * PLOT_WIDTH), layout="constrained")
     axis.set(xscale="log", xlabel="seconds of training", ylabel=one.task.label)
     axis.set_title(f"{one.task.name}, {one.optimizer}, {one.workers} workers, {link}")
     axis.axhline(goal, color="black", lw=0.8)

@@ -27,11 +27,10 @@ import turns
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from output import table, times
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_ends, table, times
 from setups import CASTS, Cost, Setup, fit, ring_bytes, setups
 
 from tf_gradcomp.advice.cost_model import WORTHWHILE
-from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_ends
 
 METHOD = "adacomp"
 LABEL = "AdaComp"
@@ -231,7 +230,7 @@ def draw(found: Sequence[Setup], path: Path) -> None:
     forecast, models = Forecast.of(found), measured_models(found)
     exchange = next(model for model in models if model.job == turns.EXCHANGE)
     alone = dataclasses.replace(exchange, compute=0.0)
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.72 * WIDTH), layout="constrained")
+    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.72 * PLOT_WIDTH), layout="constrained")
     axis.set(xscale="log", yscale="log", xlim=(SIZES[0], SIZES[-1]), ylim=PLOTTED_SPEEDS)
     ends = []
     for colour, workers in zip(COLOURS, PLOTTED_WORKERS, strict=False):

@@ -156,14 +156,13 @@ def simulate(
     from tf_gradcomp import compressors
     from tf_gradcomp.cli import simulation_report
     from tf_gradcomp.simulation import task
-    from tf_gradcomp.simulation.checks import checked_method
 
     given = (outer, warmup_steps, fragments)
     of_local = [_Local(steps, *given) if steps else None for steps in local_steps]
     try:
         make_task = task.load(program, batch_size)
         for name in compressor:
-            checked_method(compressors.get(name))
+            task.checked_method(compressors.get(name))
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     _check_shares(make_task.keywords["batch_size"], learners)

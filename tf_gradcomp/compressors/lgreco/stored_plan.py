@@ -82,7 +82,7 @@ class StoredPlan:
     def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
         """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
 
-        They are cached, because a simulation needs them in each step of each learner.
+        They are cached, because a simulation needs them in each step of each replica.
         """
         if specs not in self._ranges:
             choices = [self._method.choices(spec, self._values) or [] for spec in specs]

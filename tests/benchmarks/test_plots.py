@@ -1,8 +1,7 @@
 """Labels of plots are near their lines, and not over each other."""
 
+import output
 import pytest
-
-from tf_gradcomp.cli import plots
 
 
 @pytest.mark.parametrize(
@@ -17,4 +16,4 @@ from tf_gradcomp.cli import plots
     ],
 )
 def test_labels_are_spaced_by_the_smallest_moves(places, apart):
-    assert plots.spread(places, 0.1) == pytest.approx(apart)
+    assert output.spaced(places, 0.1) == pytest.approx(apart)
