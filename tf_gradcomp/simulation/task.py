@@ -19,7 +19,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.step import Observe
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.callbacks.shared import find_exchange
 from tf_gradcomp.keras.common.gossip import Gossip, settings_of
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.version import keras

@@ -19,8 +19,7 @@ from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.own_values import out_of_scope
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.callbacks.shared import READERS, SAVERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder
 from tf_gradcomp.keras.common.version import keras, keras_module
 
@@ -118,7 +117,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         """Trains with all new vectors; called after each step, on all workers.
 
         Args:
-            exchange: `optimizer.exchange`, or `exchange` of `gc.simulation.Learners`.
+            exchange: `optimizer.exchange`, or that of a simulation.
 
         Returns:
             The logged values; empty with another method, or one replica.

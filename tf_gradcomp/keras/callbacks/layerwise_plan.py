@@ -12,10 +12,15 @@ from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.lgreco.stored_plan import PlanInForce
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.keras.callbacks.collect_state import CollectState
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.callbacks.every import EPOCH, checked_every
-from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.callbacks.shared import (
+    EPOCH,
+    READERS,
+    SAVERS,
+    checked_every,
+    find_exchange,
+    warn_if_behind,
+)
+from tf_gradcomp.keras.callbacks.state import CollectState
 from tf_gradcomp.keras.common.version import keras
 
 

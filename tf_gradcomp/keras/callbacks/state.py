@@ -1,9 +1,10 @@
-"""Keras' `BackupAndRestore` for jobs of several workers."""
+"""Callbacks that save, restore and share the state of all workers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,10 @@ from tf_gradcomp.chief import worker_of_rank
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.callbacks.shared import EPOCH, SAVERS, checked_every, warn_if_behind
+from tf_gradcomp.keras.common.initial_state import broadcast_initial_state, ranks_of
 from tf_gradcomp.keras.common.restarts import end_if_asked
+from tf_gradcomp.keras.common.strategy import BATCHES
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 
@@ -124,3 +128,92 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
         found = f"epochs and steps already trained, and updates, by {self._folder!r}"
         self._group(self.model).processes.agree({found: [*place, *updates]})
+
+
+class BroadcastInitialState(keras.callbacks.Callback):
+    """Gives all ranks of a Horovod job the weights and the optimizer of rank 0, before step 1.
+
+    All ranks must have this callback. Residuals and each rank's other own state stay unchanged, so
+    all ranks must load a checkpoint that holds such state. Under a strategy, the callback does
+    nothing.
+
+    The callback warns of layers that need statistics of all ranks, such as
+    `BatchNormalization(synchronized=True)`, because Keras itself does not know Horovod's ranks.
+
+    Raises:
+        ValueError: At the start of training, if the model has no variables yet.
+        WorkersDisagreeError: At the start of training, if ranks have data for different numbers of
+            batches, or other variables.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sends or receives the values."""
+        group = ranks_of(self.model)
+        if group is not None and group.processes.size > 1:
+            group.processes.agree({"next action": "training", BATCHES: self.params.get("steps")})
+            self._warn_of_synchronized_layers()
+        broadcast_initial_state(self.model)
+
+    def _warn_of_synchronized_layers(self) -> None:
+        for layer in keras_private.layers_of(self.model):
+            if getattr(layer, "synchronized", False):
+                warnings.warn(
+                    f"{layer.name!r} should have the statistics of all workers, but under Horovod "
+                    "each rank has only its own statistics; rank 0's statistics are saved.",
+                    stacklevel=2,
+                )
+
+
+class CollectState(keras.callbacks.Callback):
+    """Collects the residuals of all workers, so that the chief, or rank 0, can save alone.
+
+    All workers must have this callback. On the saving worker, it comes before the callback that
+    saves:
+
+    ```python
+    callbacks = [gc.callbacks.CollectState()]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.keras"))
+    ```
+
+    The collected state is valid until the next step; see `gc.CompressedOptimizer.collect_state`.
+    Under a strategy, `fit` itself collects at the end of each epoch.
+
+    Args:
+        every: `"epoch"`, or a number of batches: the `save_freq` of `ModelCheckpoint`.
+
+    Raises:
+        ValueError: If `every` is neither `"epoch"` nor a whole number of at least 1.
+    """
+
+    def __init__(self, every: str | int = EPOCH) -> None:
+        super().__init__()
+        self._every = checked_every("CollectState", every)
+        self._batches = 0
+        self._last: int | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will miss the collected state."""
+        super().set_model(model)
+        warn_if_behind(self, SAVERS, "have the collected state")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after `every` batches, counted like Keras' `ModelCheckpoint`."""
+        if not isinstance(self._every, int):
+            return
+        last = self._last
+        self._batches += batch + 1 if last is None or batch <= last else batch - last
+        self._last = batch
+        if self._batches >= self._every:
+            self._batches = 0
+            self._collect()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after an epoch."""
+        if self._every == EPOCH:
+            self._collect()
+
+    def _collect(self) -> None:
+        for one in wrappers_of(self.model):
+            if one.exchange.built:
+                one.collect_state()
