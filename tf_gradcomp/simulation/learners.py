@@ -23,8 +23,7 @@ from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.groups.slices import assuming_independent, is_independent
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
+from tf_gradcomp.keras.common.inner import clip, in_loss_scaler, warn_of_lost_zeros
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.round_lengths import Schedule
@@ -115,7 +114,8 @@ class Learners:
         self.model = model
         self.exchange = _new_exchange(model, learners, method, policy, precondition)
         receiver = settings.outer if settings else in_loss_scaler(model.optimizer)[-1]
-        check_keeps_zeros(receiver, method, self.exchange.specs, learners)
+        if learners > 1:
+            warn_of_lost_zeros(receiver, [method])
         check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[Any] = []
         self._size = learners
