@@ -5,11 +5,10 @@ import numpy as np
 import publish
 import pytest
 import records
-import setups as step_model
-import time_to_accuracy_report as sooner
+import time_to_accuracy_report as report
 import turns
 import worth_it
-from setups import Cost, Setup, ring_bytes, setups
+from setups import Cost, Setup, _not_negative, fit, ring_bytes, setups, trials
 from worth_it import Forecast, Model, Steps
 
 LATENCY, EACH = 0.002, 4e-9  # seconds, and seconds for each weight
@@ -98,14 +97,14 @@ def test_a_step_is_compared_with_a_fully_used_link_and_a_free_network():
 
 def test_the_model_finds_the_costs_of_a_world_that_obeys_it(measured):
     found = setups(measured)
-    for trial in step_model.trials(found):
+    for trial in trials(found):
         assert len(trial.errors) == (18 if trial.tested == "4 workers" else 6)
         assert abs(trial.worst[1]) < 1e-6
-    assert [trial.tested for trial in step_model.trials(found)] == [
+    assert [trial.tested for trial in trials(found)] == [
         *(f"2 workers, {link}" for link in SPEEDS),
         "4 workers",
     ]
-    cost = step_model.fit("adacomp", found)
+    cost = fit("adacomp", found)
     assert (cost.latency, cost.each) == (pytest.approx(LATENCY), pytest.approx(EACH))
 
 
@@ -114,7 +113,7 @@ def test_the_error_is_computed_on_held_out_setups(measured):
     for one in changed["records"]:
         if one["link"] == "1 Gbit/s" and one["contender"] == "cast" and one["workers"] == 2:
             one["seconds"] = [2 * seconds for seconds in one["seconds"]]
-    trial = step_model.trials(setups(changed))[2]
+    trial = trials(setups(changed))[2]
     errors = {name: error for (name, where), error in trial.errors.items() if turns.MLP in where}
     assert errors["cast"] == pytest.approx(-0.5)
     assert abs(errors["no_compression"]) < 1e-6
@@ -124,7 +123,7 @@ def test_the_error_is_computed_on_held_out_setups(measured):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_costs_are_not_negative(sign):
     columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    factors = step_model._not_negative(columns, sign * np.array([3.0, 2.0, 1.0]))
+    factors = _not_negative(columns, sign * np.array([3.0, 2.0, 1.0]))
     assert min(factors) == 0
     assert max(factors) == pytest.approx(2 if sign > 0 else 0)
 
@@ -194,10 +193,10 @@ def trained(**sooner_than_dense):
 
 def test_a_run_that_never_reaches_the_goal_loses():
     setup = trained(no_compression=[1, 1], cast=[2, 1.6], adacomp=[4, 8], qsgd=[9, None])
-    text = "\n".join(sooner.details([{**setup, "about": {"machine": "some"}}]))
+    text = "\n".join(report.details([{**setup, "about": {"machine": "some"}}]))
     assert "| adacomp | 6.0 (4.0 to 8.0) | 3.5 (2.0 to 5.0) | 60% | 20.0 |" in text
     assert "| qsgd | never in 1 of 2 | never in 1 of 2 |  | 20.0 |" in text
-    text = "\n".join(sooner.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])]))
+    text = "\n".join(report.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])]))
     assert text.splitlines()[-3:] == [
         "| cast | 1 of 2 |  |",
         "| adacomp | 1 of 2 | 1 of 2 |",

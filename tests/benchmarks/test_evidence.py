@@ -202,14 +202,6 @@ def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
     assert "Measured with TensorFlow 2.21.0 and Keras 3.15.1 on a CPU." in page
 
 
-def test_the_table_names_the_machine_of_its_times():
-    run = next(run for run in evidence.chosen(["methods/encoding_8"]))
-    some = {run.name: [record(run, processor="another CPU")]}
-    page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
-    assert "encoding and decoding are from another CPU." in page
-    assert "They are those of compiled steps, on one thread." in page
-
-
 def test_a_learner_is_timed():
     measured = Encoding("top_k", 2, 0).measure()
     assert {"encode_ms", "decode_ms"} <= measured.keys()
