@@ -11,8 +11,8 @@ from tf_gradcomp.advice.cost_model import (
     Probed,
     SentRequest,
     Work,
+    advice_for_one_replica,
     advice_on,
-    alone,
     enough_local_steps,
     predict,
     verdict,
@@ -129,6 +129,6 @@ def test_the_report_warns_that_gradients_of_embeddings_count_as_dense():
 
 
 def test_one_replica_has_nothing_to_exchange():
-    advice = alone("no_compression")
+    advice = advice_for_one_replica("no_compression")
     assert advice.best == "no_compression"
     assert str(advice) == "Compression will not pay: one replica exchanges nothing."

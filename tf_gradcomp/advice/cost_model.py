@@ -57,8 +57,8 @@ class Curve:
         """The seconds of collectives in which a worker sends a number of bytes."""
         if len(self.points) == 1:
             return self.points[0][1]
-        places = [place for place, _ in self.points]
-        behind = min(max(bisect.bisect(places, sent_bytes), 1), len(places) - 1)
+        measured = [measured_bytes for measured_bytes, _ in self.points]
+        behind = min(max(bisect.bisect(measured, sent_bytes), 1), len(measured) - 1)
         (start, low), (end, high) = self.points[behind - 1 : behind + 1]
         slope = (high - low) / (end - start)
         return max(0.0, low + slope * (sent_bytes - start))
@@ -235,7 +235,7 @@ class Advice:
         return f"{self.table}{self.verdict}"
 
 
-def alone(baseline: str) -> Advice:
+def advice_for_one_replica(baseline: str) -> Advice:
     """The advice for a job of one replica."""
     return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
 

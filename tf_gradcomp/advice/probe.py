@@ -106,8 +106,8 @@ class Collectives:
             again = self._measure(collects[kind], tf.zeros([elements], kind.dtype), enough)
             least = min(first, again, key=lambda one: one.seconds)
             points = [least, *(timed for _, timed in others)]
-            places = [(timed.sent_bytes, timed.seconds) for timed in points]
-            curves[kind] = Curve.through(places, least.noise)
+            pairs = [(timed.sent_bytes, timed.seconds) for timed in points]
+            curves[kind] = Curve.through(pairs, least.noise)
         return curves
 
     def _points(

@@ -73,8 +73,8 @@ def advise(
       srun -N 2 gradcomp advise train.py --batch-size 64
       mpirun -H host1,host2 gradcomp advise train.py --batch-size 64
     """  # noqa: D301
-    place = None if TF_CONFIG in os.environ else scheduled()
-    check_scheduled(place, workers)
+    rank = None if TF_CONFIG in os.environ else scheduled()
+    check_scheduled(rank, workers)
     if TF_CONFIG in os.environ and workers is not None:
         raise click.UsageError(
             "TF_CONFIG is set, so this process is one worker of a cluster: leave out -n to measure "
@@ -82,7 +82,7 @@ def advise(
         )
     if workers is None and TF_CONFIG not in os.environ and is_started_alone():
         workers = 1
-    if place is None and TF_CONFIG not in os.environ and workers is None:
+    if rank is None and TF_CONFIG not in os.environ and workers is None:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py)."
             f"{misplaced_workers_hint(args)} To measure a cluster, start gradcomp on each machine "
@@ -94,12 +94,12 @@ def advise(
         env = {
             **os.environ,
             VARIABLE: str(found),
-            **thread_settings(threads_per_worker, workers or 1, place),
+            **thread_settings(threads_per_worker, workers or 1, rank),
         }
-        if place is not None:
-            with addresses_of(place) as addresses:
+        if rank is not None:
+            with addresses_of(rank) as addresses:
                 result = run_rank(
-                    place,
+                    rank,
                     addresses.workers,
                     command=command,
                     env=env,
@@ -107,20 +107,20 @@ def advise(
                     all_to_stderr=as_json,
                 )
         else:
-            place = _of_tf_config() if workers is None else None
+            rank = _of_tf_config() if workers is None else None
             result = run_job(
                 command,
                 workers or 1,
                 env,
                 output="chief",
-                part=place,
+                part=rank,
                 tf_config=workers is not None,
                 all_to_stderr=as_json,
             )
         report_end(result, shown_tails=False)
         if result.exit_code:
             sys.exit(result.exit_code)
-        if place is None or place.rank == 0:
+        if rank is None or rank.rank == 0:
             _print(found)
     if workers is not None and workers > 1 and not as_json:
         click.echo(_LOOPBACK)

@@ -121,9 +121,9 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
             f"{name} of {path!r} takes no {' and no '.join(missing)}; expected a function of "
             "batch_size and seed that returns a gc.simulation.Task."
         )
-    own = parameters.get("batch_size")
-    if batch_size is None and own is not None and isinstance(own.default, int):
-        batch_size = own.default
+    argument = parameters.get("batch_size")
+    if batch_size is None and argument is not None and isinstance(argument.default, int):
+        batch_size = argument.default
     if batch_size is None:
         raise ValueError(
             f"{name} of {path!r} has no default batch size: pass --batch-size, or give its "

@@ -251,9 +251,9 @@ class _Trainer:
 
 def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
     """The largest entries of each row at their positions, and zeros elsewhere."""
-    _, places = tf.math.top_k(tf.abs(vectors), count)
+    _, indices = tf.math.top_k(tf.abs(vectors), count)
     rows = tf.repeat(tf.range(tf.shape(vectors)[0]), count)
-    where = tf.stack([rows, tf.reshape(places, [-1])], 1)
+    where = tf.stack([rows, tf.reshape(indices, [-1])], 1)
     kept = tf.gather_nd(vectors, where)
     return tf.scatter_nd(where, kept, tf.shape(vectors))
 

@@ -252,46 +252,45 @@ def traffic_table(
         largest: The number of variables with their own row; all others share a row. None: every
             variable has its own row.
     """
-    number = traffic.exchanges
+    exchanges = traffic.exchanges
     specs = sorted(exchange.specs, key=lambda spec: -spec.elements) if largest else exchange.specs
-    if largest and len(specs) > largest + 1:  # one alone takes no more space by itself
+    if largest and len(specs) > largest + 1:  # a single one takes as much space
         specs, others = specs[:largest], specs[largest:]
     else:
         others = []
     rows = [(spec.path, spec.kind, *_cells([spec], traffic)) for spec in specs]
     if others:
         rows.append((f"{len(others)} others", "", *_cells(others, traffic)))
-    header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / number
+    header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / exchanges
     rows.append(("header", "", "", f"{header:,.0f}", ""))
     elements = sum(spec.elements for spec in exchange.specs)
-    dense, payload = traffic.dense_bytes / number, traffic.payload_bytes / number
-    of_all = ("all", "", *_numbers(elements, dense, payload))
-    sent = traffic.sent_bytes / number
+    dense, payload = traffic.dense_bytes / exchanges, traffic.payload_bytes / exchanges
+    total = ("all", "", *_numbers(elements, dense, payload))
+    sent = traffic.sent_bytes / exchanges
     ring = dense_ring_bytes(exchange.group.size, dense)
     times = f", {ring / sent:,.1f} times as many" if sent else ""
     return rich.console.Group(
-        f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {number} exchanges",
-        _table(rows, of_all, width),
+        f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {exchanges} "
+        "exchanges",
+        _table(rows, total, width),
         f"Sent per exchange: {sent:,.0f} bytes, including payloads that are forwarded for others.",
         f"A dense all-reduce would send {ring:,.0f}{times}.",
     )
 
 
-def _table(
-    rows: Sequence[tuple[str, ...]], of_all: tuple[str, ...], width: int
-) -> rich.table.Table:
+def _table(rows: Sequence[tuple[str, ...]], total: tuple[str, ...], width: int) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("variable", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     for name in _NUMBERS:
         table.add_column(name, justify="right", no_wrap=True)
-    every = [*rows, of_all, ("", "kind", *_NUMBERS)]
-    others = sum(max(len(row[i]) for row in every) for i in range(1, len(of_all)))
-    room = max(_SHORTEST_NAME, width - others - 2 * len(of_all))
+    every = [*rows, total, ("", "kind", *_NUMBERS)]
+    others = sum(max(len(row[i]) for row in every) for i in range(1, len(total)))
+    room = max(_SHORTEST_NAME, width - others - 2 * len(total))
     for name, *cells in rows[:-1]:
         table.add_row(shortened(name, room), *cells)
     table.add_row(*rows[-1], end_section=True)
-    table.add_row(*of_all)
+    table.add_row(*total)
     return table
 
 

@@ -144,11 +144,11 @@ class LayerwisePlan(keras.callbacks.Callback):
         table.add_column("layer kind")
         for name in ("elements", "own setting", "choices", "plan"):
             table.add_column(name, justify="right")
-        own = planner.lgreco.settings(planner.specs)
-        for place in planner.layers:
-            spec = planner.specs[place]
+        defaults = planner.lgreco.settings(planner.specs)
+        for index in planner.layers:
+            spec = planner.specs[index]
             choices = planner.lgreco.choices(spec) or []
-            of_all = f"{min(choices):,} to {max(choices):,}"
-            numbers = (f"{own[place]:,}", of_all, f"{plan.settings[place]:,}")
-            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *numbers)
+            allowed = f"{min(choices):,} to {max(choices):,}"
+            settings = (f"{defaults[index]:,}", allowed, f"{plan.settings[index]:,}")
+            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *settings)
         return table

@@ -58,14 +58,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._has_trained = False  # an epoch of this `fit`
 
     def set_model(self, model: keras.Model) -> None:
-        """Prepares the backup; the job and the worker number are known only now."""
-        own = self._of_first(model)
+        """Prepares the backup; the job and the worker's index are known only now."""
+        folder = self._folder_of_first(model)
         strategy = self._strategy or model.distribute_strategy
         shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         if IS_KERAS_2 and not shares:  # whose workers have their own folders within this folder
-            own = worker_path(self._folder, strategy)
+            folder = worker_path(self._folder, strategy)
         # Keras' constructor derives all paths from the folder.
-        super().__init__(own, **self._arguments)
+        super().__init__(folder, **self._arguments)
         super().set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -101,7 +101,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             groups = [one.group for one in wrappers_of(model)]
         return groups[0] if groups else StrategyGroup(model.distribute_strategy)
 
-    def _of_first(self, model: keras.Model) -> str:
+    def _folder_of_first(self, model: keras.Model) -> str:
         """Returns the folder of the first rank, which need not be rank 0 of Horovod's ranks."""
         first = worker_of_rank(self._group(model).processes.first_rank)
         return path_of(first, self._folder)
@@ -117,7 +117,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)
             super().on_train_begin(logs)  # creates Keras' checkpoint
             restorer = keras.callbacks.BackupAndRestore(
-                self._of_first(self.model), **self._arguments
+                self._folder_of_first(self.model), **self._arguments
             )
             restorer.set_model(self.model)
             restorer.on_train_begin(logs)
