@@ -9,12 +9,12 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 
-import jobs
-import step_model
-from cells import AUTO
-from network_report import TITLES, table
-from network_rows import Record
-from setups import CASTS, DENSE, Setup
+import turns
+from network_report import TITLES
+from output import table, times
+from records import Record
+from setups import CASTS, DENSE, Setup, Trial, trials
+from turns import AUTO
 
 import tf_gradcomp as gc
 from tf_gradcomp.adam.preconditioner import Preconditioner
@@ -160,7 +160,7 @@ def _rows(setup: Setup) -> Iterator[list[str]]:
             times(setup.dense / seconds),
             times(setup.seconds(cast) / seconds) if cast else "",
             times(setup.fully_used / seconds),
-            "" if setup.job == jobs.EXCHANGE else f"{setup.compute / seconds:.0%}",
+            "" if setup.job == turns.EXCHANGE else f"{setup.compute / seconds:.0%}",
         ]
 
 
@@ -179,10 +179,10 @@ _TRIAL = ("fitted on", "tested on", "steps", "median error", "within 20 %", "lar
 
 def held_out(setups: Sequence[Setup]) -> list[str]:
     """The errors of the step-time model on setups that it was not fitted on."""
-    return table(_TRIAL, map(_tried, step_model.trials(setups)))
+    return table(_TRIAL, map(_tried, trials(setups)))
 
 
-def _tried(trial: step_model.Trial) -> list[str]:
+def _tried(trial: Trial) -> list[str]:
     (method, where), error = trial.worst
     return [
         trial.fitted,
@@ -192,8 +192,3 @@ def _tried(trial: step_model.Trial) -> list[str]:
         str(trial.close),
         f"{error:+.0%}: {method}, {where}",
     ]
-
-
-def times(ratio: float) -> str:
-    """A ratio, with as many decimals as it needs."""
-    return f"{ratio:,.0f}" if ratio >= 20 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"

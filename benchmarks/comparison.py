@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import click
 import links
+import records
 from placed import shared_out_threads
-from recorded_paces import RecordedPaces, read
 from time_to_accuracy_report import DENSE, FREE, HOROVOD
 from trainings import DIGITS, TEXT, TRANSFORMER, Bench, Run, Task, horovod_installed
 
@@ -100,6 +102,67 @@ class Timed:
     about: Mapping[str, Any]
 
 
+class RecordedPaces(NamedTuple):
+    """The times of steps in one setup.
+
+    Attributes:
+        machine: The machine on which they were measured.
+        rows: A row for each method, by its printed name.
+        measured: The speed of the link, where it was recorded.
+    """
+
+    machine: str
+    rows: Mapping[str, Mapping[str, Any]]
+    measured: Mapping[str, Any] | None
+
+    def check(self, methods: Iterable[str]) -> None:
+        """Checks that a time is recorded for each method.
+
+        Raises:
+            click.UsageError: If a time is missing.
+        """
+        missing = [name for name in methods if name not in self.rows]
+        if missing:
+            raise click.UsageError(
+                f"--paces: no time of a step is recorded for {', '.join(missing)}; expected some "
+                f"of {', '.join(self.rows)}. Choose the methods by -c, or measure without --paces."
+            )
+
+    def seconds(self, method: str) -> float:
+        """Returns the seconds of a step."""
+        return self.rows[method]["seconds of a step"]
+
+    def chosen(self, method: str) -> str:
+        """Returns the compressor that was used; for `auto`, its choice."""
+        return self.rows[method]["chosen"]
+
+
+def read_paces(file: Path, **setup: Any) -> RecordedPaces:
+    """Reads the times of a setup.
+
+    Args:
+        file: A result of time_to_accuracy.py, or `records/network.jsonl`.
+        **setup: The task, optimizer, workers, delay and link.
+
+    Raises:
+        click.UsageError: If the file has no times of that setup.
+    """
+    if file.suffix == ".jsonl":
+        recorded = records.read_network(file)["setups"]
+    else:
+        recorded = records.merge_times([json.loads(file.read_text())])
+    wanted = tuple(setup[key] for key in records.SETUP)
+    for one in recorded:
+        if tuple(one[key] for key in records.SETUP) == wanted:
+            timed = {
+                row["method"]: row for row in one["rows"] if row["seconds of a step"] is not None
+            }
+            about = one["about"]
+            machine = about.get(records.PACES, about)["machine"]
+            return RecordedPaces(machine, timed, one.get("measured"))
+    raise click.UsageError(f"--paces: {file} has no times of {setup}.")
+
+
 def at_pace(curve: Run, pace: Pace) -> Run:
     """Returns the run as if each of its steps had taken `pace.seconds`."""
     history = {**curve.record["history"], "seconds_per_step": [pace.seconds] * len(curve.curve)}
@@ -162,10 +225,10 @@ class Comparison:
         """The runs that are timed on each link, the dense run first."""
         return self.runs(dict.fromkeys([(DENSE, 0), *self.methods]))
 
-    def paces(self, network: links.Network, link: str, records: Path) -> list[Pace]:
+    def paces(self, network: links.Network, link: str, folder: Path) -> list[Pace]:
         """Measures the speed of all methods on a link, and of training on a free network."""
         network.shape(link)
-        bench = Bench(records / self.speed(link), self.reuse, network, self._threads)
+        bench = Bench(folder / self.speed(link), self.reuse, network, self._threads)
         count = self.setting.timed
         free = bench.without_exchange(self.timed[0], self._args(count))
         return [
@@ -185,7 +248,7 @@ class Comparison:
 
     def recorded(self, file: Path, link: str) -> RecordedPaces:
         """Reads the recorded speeds on a link of all methods, and of training on a free network."""
-        found = read(
+        found = read_paces(
             file,
             task=self.setting.task.name,
             optimizer=self.optimizer,
@@ -205,11 +268,9 @@ class Comparison:
             for name, (compressor, steps) in methods.items()
         ]
 
-    def curves(
-        self, methods: Iterable[Method], seeds: int, epochs: int, records: Path
-    ) -> list[Run]:
+    def curves(self, methods: Iterable[Method], seeds: int, epochs: int, folder: Path) -> list[Run]:
         """Runs these methods completely over the loopback, without timing."""
-        bench = Bench(records / CURVES, self.reuse, threads=self._threads)
+        bench = Bench(folder / CURVES, self.reuse, threads=self._threads)
         done = []
         for local, some in itertools.groupby(self.runs(methods, seeds), _takes_local_steps):
             rate = (local and self.local_rate) or self.rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import methods_table
 from claims import CLAIMS, PAPERS
@@ -17,8 +17,9 @@ from claims.claim import (
     Claim,
     Outcome,
 )
+from output import table
+from records import Record
 
-Record: TypeAlias = dict[str, Any]
 Records: TypeAlias = Mapping[str, Sequence[Record]]  # by name of the run with seed 0
 Command: TypeAlias = Callable[[Sequence[str]], str]
 
@@ -28,8 +29,8 @@ _INTRODUCTION = """# Evidence
 
 Do the papers' results hold here? This page lists each headline, what was run, and the result.
 `benchmarks/evidence.py` writes the page, and the [table of all
-methods](benchmarks/methods_table.md), from the records in `benchmarks/records/evidence/`. Each run
-has a record with its settings, seed, machine, versions, curve and bytes. Do not edit the page.
+methods](benchmarks/methods_table.md), from the records in `benchmarks/records/evidence.jsonl`. Each
+run has a record with its settings, seed, machine, versions, curve and bytes. Do not edit the page.
 
 - The runs are simulations: learners in one process train a small network for a few hundred steps.
   They show whether a claim holds at that size, and not how a paper's own network would train.
@@ -125,8 +126,8 @@ def _machines(records: Records) -> str:
 
 
 def _overview(records: Records) -> str:
-    rows = [["claim", "the paper", "read or recalled", "measured", "seeds", "verdict"]]
-    rows.append(["---"] * len(rows[0]))
+    header = ["claim", "the paper", "read or recalled", "measured", "seeds", "verdict"]
+    rows = []
     for claim in CLAIMS.values():
         results = results_of(claim, records)
         verdict, outcome = claim.verdict(results)
@@ -134,7 +135,7 @@ def _overview(records: Records) -> str:
         kind = "recalled" if claim.recalled else "read"
         found = outcome.found if outcome else ""
         rows.append([claim.name, claim.figure, kind, found, seeds, f"**{verdict}**"])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join(table(header, rows)) + "\n"
 
 
 def _section(claim: Claim, records: Records, command: Command) -> str:
@@ -165,7 +166,7 @@ def _methods(records: Records, command: Command) -> str:
     parts = [_METHODS, machines, _wins(records)]
     parts.append(f"![{_PLOT}]({METHODS_PLOT.rpartition('/')[2]})\n")
     for learners in methods_table.LEARNERS:
-        parts.append(f"## {learners} learners\n\n{methods_table.table(records, learners)}")
+        parts.append(f"## {learners} learners\n\n{methods_table.markdown(records, learners)}")
         missing = [
             name
             for name, runs in methods_table.GROUPS.items()

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import horovod.tensorflow as hvd
-import jobs
 import keras
 import models
-import raw_link
 import tensorflow as tf
 import turns
-from gradients import Gradients, Reduction
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+from models import Gradients, Reduction
+from placed import connected
 
 import tf_gradcomp as gc
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -27,17 +26,17 @@ from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 
 PLAIN = {
-    jobs.HOROVOD_ALL_REDUCE: hvd.Compression.none,
-    jobs.HOROVOD_FLOAT16: hvd.Compression.fp16,
+    turns.HOROVOD_ALL_REDUCE: hvd.Compression.none,
+    turns.HOROVOD_FLOAT16: hvd.Compression.fp16,
 }
-COMPRESSORS = {jobs.HOROVOD_ADACOMP: "adacomp"}
-_ELEMENT_BYTES = {jobs.HOROVOD_ALL_REDUCE: 4, jobs.HOROVOD_FLOAT16: 2}
+COMPRESSORS = {turns.HOROVOD_ADACOMP: "adacomp"}
+_ELEMENT_BYTES = {turns.HOROVOD_ALL_REDUCE: 4, turns.HOROVOD_FLOAT16: 2}
 
 
 def join(plan: turns.Plan) -> turns.Job:
     """Connects this rank to the other ranks."""
     initialize(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
-    exchange = plan.job == jobs.EXCHANGE
+    exchange = plan.job == turns.EXCHANGE
     contender = Exchanges().contender if exchange else functools.partial(training, plan.job)
     return turns.Job(hvd.rank(), mean_over_ranks(), contender, leave=hvd.shutdown)
 
@@ -58,7 +57,7 @@ def initialize(tf_config: dict, interface: str) -> None:
         server.init(slots)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     else:
-        raw_link.connected(hosts[0], port).close()  # Horovod does not wait for the server
+        connected(hosts[0], port).close()  # Horovod does not wait for the server
     of_job = create_run_env_vars(hosts[0], [interface], port)
     of_rank = create_slot_env_vars(slots[rank])
     os.environ.update({name: str(value) for name, value in {**of_job, **of_rank}.items()})
@@ -109,7 +108,7 @@ def training(job: str, name: str) -> turns.Contender:
     model = models.build(job)
     variables = model.trainable_variables
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
+    optimizer = keras.optimizers.SGD(turns.LEARNING_RATE, turns.MOMENTUM)
     exchange = None
     if name in COMPRESSORS:
         policy = gc.Policy.from_model(model)
@@ -148,3 +147,7 @@ def _contender(
         sent_bytes=lambda: exchange.traffic().sent_bytes,
         keeps_residual=exchange.setup.residual_scale is not None,
     )
+
+
+if __name__ == "__main__":
+    turns.measure(join)

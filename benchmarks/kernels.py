@@ -12,12 +12,13 @@ instruction set. This check runs on one thread and counts the processor's time, 
 disturb least. Kernels are also timed relative to a product of matrices, because machines with the
 same processor differ in their memory's speed. A kernel is too slow only if both ratios are too
 large.
-
-With --products, PowerSGD's step is compared with the same step by `tf.matmul`, for matrices of real
-models.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import itertools
+import json
 import math
 import os
 import statistics
@@ -25,7 +26,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -33,13 +35,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import click
 import rich
 import tensorflow as tf
-from machine import processor
-from mallocs import SETTINGS, malloc_option
-from output import print_table
-from recorded import Recorded, not_recorded, slower
+from output import print_table, processor
+from placed import SETTINGS, malloc_option
 from rich.progress import track
 from rich.table import Table
-from used import Used
+from turns import Used
 
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import StepInputs
@@ -57,6 +57,8 @@ SIDE = 512  # of the matrices in the floor that memory does not bound
 ELEMENTS = 10_000_000  # where ratios are recorded or checked: far more than a cache holds
 WARM_UP, REPEATS = 20, 15  # likewise
 MORE_TRIES = 4
+FILE = Path(__file__).with_name("kernel_ratios.json")
+TOLERANCE = 2  # times as long as recorded: noise is far below it, and a scalar loop is above it
 
 
 class Handover:
@@ -139,63 +141,6 @@ class Adam:
 
 def second_moments(variable, step):
     return ops.SecondMoments([variable], step, beta_2=0.999, epsilon=1e-7)
-
-
-# Matrices of ResNet-50 and BERT-base.
-MATRICES = {
-    "3 x 3 convolution": (9 * 512, 512),
-    "classifier": (2048, 1000),
-    "attention": (768, 768),
-    "feed-forward": (768, 3072),
-    "embedding": (30522, 768),
-}
-RANKS = (4, 32)
-
-
-class LowRankStep:
-    """PowerSGD's step on a matrix, without the two sums over replicas."""
-
-    def __init__(self, shape, rank):
-        self._rank = rank
-        self._residual = tf.Variable(tf.zeros(shape))
-        self._factor = tf.Variable(tf.random.normal([shape[1], rank]))
-
-    @tf.function(autograph=False)
-    def by_ops(self, gradient):
-        """Takes the step by our ops."""
-        given, ranks = ([self._residual], [gradient]), [self._rank]
-        left, _ = ops.power_sgd_left(*given, [self._factor], 0, ranks=ranks)
-        left, right, finite = ops.power_sgd_right(*given, left, ranks=ranks)
-        factors = ([self._factor], left, right, 2 * right)
-        return ops.power_sgd_reduce(*given, *factors, keep=False, finite=finite, ranks=ranks)
-
-    @tf.function(autograph=False)
-    def by_matmul(self, gradient):
-        """Takes the step by TensorFlow, whose result may depend on the number of threads."""
-        matrix = self._residual + gradient
-        left = tf.matmul(matrix, self._factor)
-        root = tf.linalg.cholesky(tf.matmul(left, left, transpose_a=True))
-        left = tf.transpose(tf.linalg.triangular_solve(root, tf.transpose(left)))
-        right = tf.matmul(matrix, left, transpose_a=True)
-        self._residual.assign(matrix - tf.matmul(left, right, transpose_b=True))
-        self._factor.assign(tf.linalg.l2_normalize(right, 0))
-        return tf.matmul(left, 2 * right, transpose_b=True)
-
-
-def compare_products(repeats):
-    """Times both steps in turns, and prints their medians."""
-    table = Table("matrix", "rows", "columns", "rank", "ops, ms", "tf.matmul, ms", "ratio")
-    for (name, shape), rank in itertools.product(MATRICES.items(), RANKS):
-        steps, stopwatch = LowRankStep(shape, rank), Stopwatch(time.perf_counter)
-        for repeat in range(repeats + 2):  # the first two runs trace, and map memory
-            gradient = tf.random.normal(shape)
-            turn = [("ops", steps.by_ops), ("tf.matmul", steps.by_matmul)]
-            for label, step in turn if repeat % 2 else reversed(turn):
-                stopwatch.run(label, step, gradient)
-        own, other = (statistics.median(times[2:]) for _, times in sorted(stopwatch.times.items()))
-        numbers = [f"{own:.2f}", f"{other:.2f}", f"{other / own:.2f}"]
-        table.add_row(name, *map(str, (*shape, rank)), *numbers)
-    print_table(table)
 
 
 class Work(NamedTuple):
@@ -325,8 +270,64 @@ def report(elements, stopwatch, of_floor):
     print_table(table)
 
 
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The record of one processor.
+
+    Attributes:
+        processor: The processor, and the instruction set that the kernels use.
+        ratios: The least time of each kernel by label, relative to `r += g` and relative to a
+            product of matrices.
+    """
+
+    processor: str
+    ratios: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def read(cls, processor: str, file: Path = FILE) -> Recorded | None:
+        """Reads the record of a processor; returns None if there is no record."""
+        of_all = json.loads(file.read_text()) if file.exists() else {}
+        return cls(processor, of_all[processor]) if processor in of_all else None
+
+    def write(self, file: Path = FILE) -> None:
+        """Replaces the record of the same processor."""
+        of_all = json.loads(file.read_text()) if file.exists() else {}
+        of_all[self.processor] = {
+            label: [round(ratio, 2) for ratio in ratios] for label, ratios in self.ratios.items()
+        }
+        file.write_text(json.dumps(of_all, indent=2, sort_keys=True) + "\n")
+
+
+def slower(measured: Mapping[str, Sequence[float]], recorded: Recorded) -> dict[str, str]:
+    """Yields a sentence on each kernel that is too slow relative to both floors."""
+    sentences = {}
+    for label, now in measured.items():
+        before = recorded.ratios.get(label, now)
+        if all(ratio > TOLERANCE * limit for ratio, limit in zip(now, before, strict=True)):
+            sentences[label] = (
+                f"{label}: {_both(now)}, and {_both(before)} when recorded "
+                f"({recorded.processor}); expected at most {TOLERANCE} times one of them. Find "
+                "what slows it, or record the new speed: python benchmarks/kernels.py --record"
+            )
+    return sentences
+
+
+def _both(ratios: Sequence[float]) -> str:
+    addition, product = ratios
+    return f"{addition:.2f} times as long as r += g, {product:.2f} as a product of matrices"
+
+
+def not_recorded(measured: Mapping[str, Sequence[float]], recorded: Recorded) -> list[str]:
+    """Yields a sentence on each kernel that has no record."""
+    return [
+        f"{label}: not recorded yet, so not checked: python benchmarks/kernels.py --record"
+        for label in measured
+        if label not in recorded.ratios
+    ]
+
+
 # L-GreCo is the step of another method, and a sum; LGC begins with another, and has a state that
-# only a job keeps (lgc_speed.py times it).
+# only a job keeps.
 _NOT_TIMED = (compressors.Auto.name, compressors.LGreCo.name, compressors.LGC.name)
 METHODS = [name for name in compressors.names() if name not in _NOT_TIMED]
 
@@ -413,15 +414,10 @@ def measure_under_each(mallocs):
 @click.option("--warm-up", "warm_up_steps", default=100, show_default=True, help="Steps before.")
 @click.option("--record", "mode", flag_value="record", help="Record this processor's ratios.")
 @click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
-@click.option("--products", "mode", flag_value="products", help="Compare with tf.matmul.")
 @malloc_option
 def main(elements, methods, threads, repeats, warm_up_steps, mode, mallocs):
-    alone = mode in ("record", "check")
-    tf.config.threading.set_intra_op_parallelism_threads(1 if alone else threads)
+    tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
     library.load()  # fails now if the library is broken
-    if mode == "products":
-        rich.print(f"{used_processor()}, {threads} threads, TensorFlow {tf.__version__}")
-        return compare_products(repeats)
     if mode:
         return record() if mode == "record" else check()
     if UNDER not in os.environ:

@@ -11,7 +11,7 @@ round. Such training exchanges equally often. Its learning rate is that of dense
 with the root of the batch size, as Adam's should.
 
 FOLDER has `shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it. Each run is a
-separate process, and leaves a record in benchmarks/records/local_steps. `publish.py` makes the
+separate process, and adds a record to benchmarks/records/local_steps.jsonl. `publish.py` makes the
 tables of docs/benchmarks/local_steps.md from the records. Runs of the first pattern of --only come
 first, the longest of them before the others. Bytes are means over steps and workers: a learner's
 payload, and the bytes that a ring of workers sends, both relative to dense training. "Within 1 %"
@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import records
 import simulated
-from local_steps_jobs import COMPRESSORS, STEPS, WORK, Grid, Job
-from local_steps_tables import compare, markdown, read
+from local_steps_runs import COMPRESSORS, STEPS, WORK, Grid, Job, compare, markdown
 from output import show
-from pool import Limits, check_resumed, do_all, pool_options, record_of
-from records import LOCAL_STEPS
+from pool import Limits, do_all, missing_runs, pool_options
 from rich.console import Console
 from simulated import WORKLOADS
 
@@ -61,10 +60,10 @@ def in_order(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
     return sorted(places, key=lambda job: places[job])
 
 
-def tables_of(folder: Path) -> str:
-    """Returns the tables of all records in a folder."""
+def tables_of(file: Path) -> str:
+    """Returns the tables of all records in a file."""
     readings = {task: WORKLOADS[task].reading for task in STEPS}
-    return markdown(compare(read(folder), readings), readings)
+    return markdown(compare([*records.by_name(file).values()], readings), readings)
 
 
 def _check_steps(_context: Any, _option: Any, steps: int | None) -> int | None:
@@ -104,7 +103,7 @@ _RATES = "How many times the learning rate of dense training is."
 @click.option("--seeds", default=3, type=click.IntRange(min=1), help="How many: 0, 1, ...")
 @click.option("--training-steps", type=click.IntRange(min=1), callback=_check_steps, help=_TRAINING)
 @pool_options
-@results_options(str(LOCAL_STEPS))
+@results_options(str(records.FOLDER))
 @click.option("--reuse", is_flag=True, help="Take runs that are there already.")
 def main(
     only: Sequence[str],
@@ -133,17 +132,13 @@ def main(
         batch = WORKLOADS[job.task].reading.batch_size
         if batch % job.learners:
             raise click.UsageError(f"{job.learners} learners cannot share {batch} rows equally.")
-    files = [] if reuse else [record_of(Path(), job).name for job in wanted]
-    folder = results_folder(results, files, overwrite or reuse)
-    check_resumed(folder, wanted, "--reuse")
-    missing = [job for job in wanted if not record_of(folder, job).exists()]
-    failed = 0
-    if missing:
-        simulated.check_data(dict.fromkeys(job.task for job in missing))
-        failed = do_all(missing, folder, WORK, Limits(jobs, threads, minutes), "--reuse")
-    show(Console(), tables_of(folder), [folder])
+    file = results_folder(results, [], overwrite) / records.LOCAL_STEPS.name
+    missing = missing_runs(wanted, file, overwrite, reuse, "--reuse")
+    simulated.check_data(dict.fromkeys(job.task for job in missing))
+    failed = do_all(missing, file, WORK, Limits(jobs, threads, minutes), "--reuse")
+    show(Console(), tables_of(file), [file])
     if failed:
-        sys.exit(f"{failed} runs failed; their output is in {folder}.")
+        sys.exit(f"{failed} runs failed; their output is in {file.parent}.")
 
 
 if __name__ == "__main__":

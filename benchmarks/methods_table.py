@@ -1,21 +1,20 @@
-"""The table of all methods at their defaults: their runs, and the figures from their records."""
+"""The table and the plot of all methods at their defaults: their runs, and figures of records."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import NamedTuple
 
-from cells import ALTERNATING
-from encoding import Encoding
 from kernels import METHODS as TIMED
-from output import spread
-from simulated import DENSE, WORKLOADS, Training
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, spread, table
+from records import Record
+from simulated import DENSE, WORKLOADS, Encoding, Training
+from turns import ALTERNATING
 
 from tf_gradcomp import compressors
-
-Record: TypeAlias = dict[str, Any]
 
 METHODS = [
     DENSE,
@@ -23,6 +22,8 @@ METHODS = [
     ALTERNATING,
 ]
 LEARNERS = (2, 8, 32)
+PLOTTED = "digits"  # the task
+MOST_BEHIND = 10.0  # points behind dense at which the plot's axis ends
 
 
 class Task(NamedTuple):
@@ -162,7 +163,7 @@ def wins(records: Mapping[str, Sequence[Record]]) -> tuple[dict[str, int], int]:
     return counts, setups
 
 
-def table(records: Mapping[str, Sequence[Record]], learners: int) -> str:
+def markdown(records: Mapping[str, Sequence[Record]], learners: int) -> str:
     """Returns the table of all methods with so many learners, as Markdown."""
     header = ["method"]
     for task in TASKS.values():
@@ -174,7 +175,7 @@ def table(records: Mapping[str, Sequence[Record]], learners: int) -> str:
     header += ["encode, ms", "decode, ms"]
     of_tasks = {name: cells(records, name, learners) for name in TASKS}
     best = {name: unbeaten(found) for name, found in of_tasks.items()}
-    rows = [header, ["---"] * len(header)]
+    rows = []
     for method in METHODS:
         row = [f"`{method}`"]
         for name, found in of_tasks.items():
@@ -183,7 +184,7 @@ def table(records: Mapping[str, Sequence[Record]], learners: int) -> str:
         for part in ("encode_ms", "decode_ms"):
             row.append(f"{statistics.mean(one[part] for one in timed):.1f}" if timed else "")
         rows.append(row)
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join(table(header, rows)) + "\n"
 
 
 def _cells(cell: Cell | None, task: str, best: bool) -> list[str]:
@@ -196,3 +197,46 @@ def _cells(cell: Cell | None, task: str, best: bool) -> list[str]:
         f"{cell.behind:+.{digits}f}",
         f"**{sent}**" if best else sent,
     ]
+
+
+def draw(records: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Draws a row for each method: of numbers of learners with which all methods have trained.
+
+    Args:
+        records: Those of each run by its name with seed 0.
+        path: The file.
+    """
+    import matplotlib  # not needed by the runs
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    every = {learners: cells(records, PLOTTED, learners) for learners in LEARNERS}
+    found = {n: of_one for n, of_one in every.items() if len(of_one) == len(METHODS)}
+    sent = {
+        learners: {
+            name: cell.sent / TASKS[PLOTTED].steps[learners] / 1e3 for name, cell in of_one.items()
+        }
+        for learners, of_one in found.items()
+    }
+    most = {name: value for of_one in sent.values() for name, value in of_one.items()}
+    rows = {name: row for row, name in enumerate(sorted(most, key=most.__getitem__))}
+    figure, (left, right) = plt.subplots(
+        1, 2, sharey=True, figsize=(PLOT_WIDTH, 0.3 * len(rows) + 1), layout="constrained"
+    )
+    for learners, colour, marker in zip(found, COLOURS, "os^", strict=False):
+        style = {"color": colour, "marker": marker, "ls": "", "ms": 6, "mfc": "none"}
+        places = [rows[name] for name in found[learners]]
+        lags = [min(MOST_BEHIND, cell.behind) for cell in found[learners].values()]
+        left.plot([*sent[learners].values()], places, **style, label=f"{learners} workers")
+        right.plot(lags, places, **style)
+    right.axvspan(-TASKS[PLOTTED].level, TASKS[PLOTTED].level, color=GREY, alpha=0.2, lw=0)
+    left.set(xscale="log", xlabel="kB that a worker sends in a step")
+    right.set(xlabel=f"points behind dense ({MOST_BEHIND:g}: or more)")
+    left.set_yticks(range(len(rows)), rows, fontsize=9)
+    left.invert_yaxis()
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=len(LEARNERS), fontsize=9)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -4,7 +4,7 @@
     python benchmarks/network.py --torch-python ../torch/bin/python
     python benchmarks/network.py --job mlp --workers 4 --link "100 Mbit/s" --delay 20
 
-Each worker has a separate network namespace, behind a link that `tc` shapes and `relay.py` can
+Each worker has a separate network namespace, behind a link that `tc` shapes and a relay can
 delay. This needs root; other users measure on the loopback. Contenders take turns in the same
 processes; Horovod's and PyTorch's follow in theirs. All is measured once for each setting of
 malloc. `results/default` and `results/tuned` get the figures as JSON, the tables as Markdown, and
@@ -21,30 +21,126 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import cells as all_cells
 import click
-import jobs
 import links
-import network_plots
 import network_report
 import tensorflow as tf
-from cells import Cell
-from machine import processor
-from mallocs import SETTINGS, malloc_option
-from output import show
-from placed import measured_links, placed_job, shared_out_threads
+import turns
+from links import LOOPBACK, SPEEDS, UNSHAPED
+from output import processor, show
+from placed import SETTINGS, malloc_option, measured_links, placed_job, shared_out_threads
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from turns import Plan
 
+from tf_gradcomp import compressors
 from tf_gradcomp.cli.options import results_folder, results_options
+from tf_gradcomp.compressors.auto import CANDIDATES
 
 HERE = Path(__file__).resolve().parent
 FILES = ("network.json", "network.md")  # and the plots of what was measured
+
+
+# Without plans, L-GreCo is another of these; and LGC begins with hundreds of dense steps.
+_LEFT_OUT = (compressors.LGreCo.name, compressors.LGC.name)
+METHODS = [*(name for name in compressors.names() if name not in _LEFT_OUT), turns.ALTERNATING]
+EVERYONE = (turns.ALL_REDUCE, turns.FLOAT16, *METHODS, turns.NOTHING)
+SOME = (
+    *(
+        turns.ALL_REDUCE,
+        turns.FLOAT16,
+        *CANDIDATES,
+        "scalecom",
+        "power_sgd",
+        turns.AUTO,
+        turns.NOTHING,
+    ),
+    *turns.HOROVOD,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A job on some number of workers, on some links, by some contenders."""
+
+    job: str
+    workers: int
+    links: Sequence[str]
+    contenders: Sequence[str]
+
+    @property
+    def by_framework(self) -> dict[str, list[str]]:
+        """The contenders that each framework runs, where it runs any."""
+        of = {name: turns.framework(name) for name in self.contenders}
+        return {one: [n for n in of if of[n] == one] for one in turns.DENSE if one in of.values()}
+
+
+_OTHERS = (*turns.HOROVOD, *turns.TORCH)
+_ALL_LINKS = (*SPEEDS, UNSHAPED)
+_FAST = ("100 Mbit/s", "1 Gbit/s", UNSHAPED)  # at 10 Mbit/s, a large dense step takes minutes
+FULL = (
+    Cell(turns.EXCHANGE, 2, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(turns.MLP, 2, _ALL_LINKS, (*EVERYONE, turns.GOSSIP, *_OTHERS)),
+    Cell(turns.LSTM, 2, _ALL_LINKS, SOME),
+    Cell(turns.RESNET, 2, _ALL_LINKS, SOME),
+    Cell(turns.EXCHANGE, 4, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(turns.MLP, 4, _FAST, (*EVERYONE, turns.GOSSIP, *_OTHERS)),
+    Cell(turns.LSTM, 4, _FAST, SOME),
+    Cell(turns.RESNET, 4, _FAST, SOME),
+)
+SHORT = (
+    Cell(
+        turns.EXCHANGE,
+        2,
+        ("100 Mbit/s", UNSHAPED),
+        (
+            turns.ALL_REDUCE,
+            "adacomp",
+            "scalecom",
+            turns.AUTO,
+            turns.NOTHING,
+        ),  # dense takes 10 s a step
+    ),
+    Cell(
+        turns.MLP,
+        2,
+        ("100 Mbit/s", UNSHAPED),
+        (turns.ALL_REDUCE, *CANDIDATES, "scalecom", turns.AUTO, turns.NOTHING, *_OTHERS),
+    ),
+)
+
+
+def chosen(
+    cells: Sequence[Cell],
+    *,
+    only_jobs: Collection[str] = (),
+    only_workers: Collection[int] = (),
+    only_links: Collection[str] = (),
+    only_contenders: Collection[str] = (),
+    frameworks: Collection[str] = tuple(turns.DENSE),
+    shaped: bool = True,
+) -> list[Cell]:
+    """Returns the requested parts of the cells that can be measured here."""
+
+    def keep(cell: Cell) -> Cell:
+        links = [link for link in cell.links if not only_links or link in only_links]
+        there = [name for name in cell.contenders if turns.framework(name) in frameworks]
+        names = [name for name in there if not only_contenders or name in only_contenders]
+        dense = [turns.DENSE[turns.framework(name)] for name in names]  # all are compared with it
+        names = [name for name in there if name in {*names, *dense}]
+        return Cell(cell.job, cell.workers, links if shaped else [LOOPBACK], names)
+
+    kept = [
+        keep(cell)
+        for cell in cells
+        if (not only_jobs or cell.job in only_jobs)
+        and (not only_workers or cell.workers in only_workers)
+    ]
+    return [cell for cell in kept if cell.links and cell.contenders]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +197,7 @@ class Bench:
                 self._settings.warm_up,
                 output=str(Path(self._folder.name, "measured.json")),
             )
-            of_torch = framework == jobs.TORCH_NAME
+            of_torch = framework == turns.TORCH_NAME
             python = self._settings.torch_python if of_torch else sys.executable
             self._measure_by(framework, plan, python)
 
@@ -112,14 +208,16 @@ class Bench:
                 self._progress.update(self._bar, description=what, advance=1)
                 self._progress.console.print(what)
 
-        plan.network.shape(links.UNSHAPED)  # workers start by sending all weights
+        plan.network.shape(UNSHAPED)  # workers start by sending all weights
         threads = self._settings.threads or shared_out_threads(plan.network.workers)
-        command = [python, str(HERE / "worker.py"), plan.to_text()]
+        command = [python, str(HERE / turns.BACKENDS[framework]), plan.to_text()]
         variables = SETTINGS[self._settings.malloc]
         with placed_job(command, plan.network, threads, on_line, variables) as job:
             result = job.run()
         if result.exit_code:
-            raise click.ClickException("\n".join(["worker.py:", *result.summary()]))
+            raise click.ClickException(
+                "\n".join([f"{turns.BACKENDS[framework]}:", *result.summary()])
+            )
         self.records += map(self._named, json.loads(Path(plan.output).read_text()))
 
     def _named(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -157,14 +255,14 @@ def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--short", is_flag=True, help="A few cells and rounds, in some minutes.")
-@click.option("--job", "only_jobs", multiple=True, type=click.Choice(jobs.NAMES))
+@click.option("--job", "only_jobs", multiple=True, type=click.Choice(turns.NAMES))
 @click.option("--workers", "only_workers", multiple=True, type=int)
-@click.option("--link", "only_links", multiple=True, type=click.Choice([*links.SPEEDS, "unshaped"]))
+@click.option("--link", "only_links", multiple=True, type=click.Choice([*SPEEDS, "unshaped"]))
 @click.option(
     "--contender",
     "only_contenders",
     multiple=True,
-    type=click.Choice([*all_cells.EVERYONE, jobs.GOSSIP, *jobs.HOROVOD, *jobs.TORCH]),
+    type=click.Choice([*EVERYONE, turns.GOSSIP, *turns.HOROVOD, *turns.TORCH]),
 )
 @click.option(
     "--delay",
@@ -205,20 +303,20 @@ def main(
     if missing:
         console.print(f"{missing} So no link is shaped: everything runs on the loopback.")
     versions = {
-        jobs.HOROVOD_NAME: version("horovod.tensorflow"),
-        jobs.TORCH_NAME: version("torch.distributed", torch_python),
+        turns.HOROVOD_NAME: version("horovod.tensorflow"),
+        turns.TORCH_NAME: version("torch.distributed", torch_python),
     }
     for name, python in zip(versions, (sys.executable, torch_python), strict=True):
         if not versions[name]:
             console.print(f"{python} has no {name}: its contenders are left out.")
     shaped = not (loopback or missing)
-    cells = all_cells.chosen(
-        all_cells.SHORT if short else all_cells.FULL,
+    cells = chosen(
+        SHORT if short else FULL,
         only_jobs=only_jobs,
         only_workers=only_workers,
         only_links=only_links,
         only_contenders=only_contenders,
-        frameworks=[name for name in jobs.DENSE if versions.get(name, "its own")],
+        frameworks=[name for name in turns.DENSE if versions.get(name, "its own")],
         shaped=shaped,
     )
     rounds = rounds or (2 if short else 5)
@@ -242,7 +340,7 @@ def report(measured: dict[str, Any], folder: Path, console: Console) -> None:
     files[0].write_text(json.dumps(measured, indent=1) + "\n")
     text = network_report.markdown(measured)
     files[1].write_text(text)
-    files += network_plots.draw(measured, folder)
+    files += network_report.draw(measured, folder)
     show(console, text, files)
 
 

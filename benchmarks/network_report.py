@@ -1,25 +1,111 @@
-"""Tables of the network benchmark's results, in Markdown."""
+"""Tables and plots of the network benchmark's results."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
-import jobs
-import network_forecasts
-import network_goals
-from network_rows import ENOUGH_BYTES, TOLERANCE, Record, Row, grouped, milliseconds, rows
+import matplotlib
+import numpy as np
+import turns
 
-Tables: TypeAlias = dict[tuple, list[Record]]
+matplotlib.use("Agg")
 
+from matplotlib import pyplot as plt
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_starts, table
+from records import Record
+from turns import AUTO
+
+from tf_gradcomp.compressors.auto import CANDIDATES
+
+ENOUGH_BYTES = 100_000  # of a step; with fewer bytes, the protocols' headers matter
+TOLERANCE = 0.02
+CLOSE = 0.2  # of the measured median
+PARTS = ("compute", "encode", "communicate", "decode")
 TITLES = {
-    jobs.EXCHANGE: "Exchange of a ResNet-50's gradient",
-    jobs.MLP: "MLP of 2.4 million weights, whole step",
-    jobs.LSTM: "LSTM of 0.36 million weights, whole step",
-    jobs.RESNET: "ResNet-20 of 0.27 million weights, whole step",
+    turns.EXCHANGE: "Exchange of a ResNet-50's gradient",
+    turns.MLP: "MLP of 2.4 million weights, whole step",
+    turns.LSTM: "LSTM of 0.36 million weights, whole step",
+    turns.RESNET: "ResNet-20 of 0.27 million weights, whole step",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A contender on a link: times in milliseconds, bytes that a worker sends in a step.
+
+    Attributes:
+        speed_up: The speed-up over the dense run of the same framework.
+        counted: The bytes by our own count; None if not counted.
+        carried: TCP's bytes by the interface's counters, without the bytes of the benchmark itself.
+        page_faults: The median over the steps; None if not counted.
+        predicted: The predicted median, from `gc.advise`'s time of the exchange and the measured
+            step without communication; None without a prediction.
+    """
+
+    name: str
+    median: float
+    least: float
+    most: float
+    speed_up: float
+    counted: float | None
+    carried: float
+    page_faults: float | None
+    predicted: float | None = None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Returns whether our count agrees with the counters; None if it is missing or small."""
+        if not self.counted or self.counted < ENOUGH_BYTES:
+            return None
+        return abs(self.carried / self.counted - 1) <= TOLERANCE
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """Returns the rows of a table, with all measurements of a job on a link."""
+    medians = {record["contender"]: milliseconds(record) for record in records}
+    compute = medians.get(turns.NOTHING)
+    own = next((r["carried_bytes"] for r in records if r["contender"] == turns.NOTHING), 0.0)
+
+    def row(record: Record) -> Row:
+        name, seconds = record["contender"], record["seconds"]
+        dense = medians[turns.DENSE[turns.framework(name)]]
+        return Row(
+            name,
+            medians[name],
+            1e3 * min(seconds),
+            1e3 * max(seconds),
+            dense / medians[name],
+            record["counted_bytes"],
+            max(0.0, record["carried_bytes"] - own),
+            statistics.median(record["page_faults"]) if record["page_faults"] else None,
+            _plus(compute, record.get("predicted")),
+        )
+
+    return [row(record) for record in records]
+
+
+def _plus(compute: float | None, exchange: float | None) -> float | None:
+    """Returns the milliseconds of a step, from the times of computing and exchange."""
+    return None if compute is None or exchange is None else compute + 1e3 * exchange
+
+
+def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
+    """Groups records by their values under `keys`, in the order of first appearance."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
+    return groups
+
+
+def milliseconds(record: Record) -> float:
+    """The median."""
+    return 1e3 * statistics.median(record["seconds"])
 
 
 def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -29,12 +115,12 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     separately. Communicating is the rest of a step. The parts of Horovod's and PyTorch's steps are
     not measured.
     """
-    compute = next((milliseconds(r) for r in records if r["contender"] == jobs.NOTHING), None)
+    compute = next((milliseconds(r) for r in records if r["contender"] == turns.NOTHING), None)
     if compute is None:
         return {}
     parts = {}
     for record in records:
-        if jobs.framework(record["contender"]) != jobs.TENSORFLOW_NAME:
+        if turns.framework(record["contender"]) != turns.TENSORFLOW_NAME:
             continue
         stages = record["stages"] or {"encode": 0.0, "decode": 0.0}
         encode, decode = (1e3 * stages[name] for name in ("encode", "decode"))
@@ -93,7 +179,6 @@ def markdown(measured: dict[str, Any]) -> str:
         about + ".",
         "",
         *table(_LINK_COLUMNS, _links(measured)),
-        *_goals(tables),
         "",
         _agreement(tables),
         *_forecasts(tables),
@@ -108,7 +193,6 @@ def markdown(measured: dict[str, Any]) -> str:
 
 
 _LINK_COLUMNS = ("workers", "link", "Mbit/s", "Mbit/s each way at a time", "round trip, ms")
-_GOAL_COLUMNS = ("times faster than its dense run, two workers", "wanted", "at least", "measured")
 _CHOICE_COLUMNS = ("`auto`", "best candidate", "`auto` over it", "its quartiles apart, over it")
 _COLUMNS = (
     "contender",
@@ -140,12 +224,6 @@ def _interface(row: Row) -> str:
     return f"{row.carried / row.counted - 1:+.1%}{mark}"
 
 
-def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """Yields the lines of a table."""
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    return [*lines, *("| " + " | ".join(cells) + " |" for cells in body)]
-
-
 def _links(measured: dict[str, Any]) -> Iterator[list[str]]:
     both = speeds(measured)
     for raw in measured["raw"]:
@@ -154,21 +232,48 @@ def _links(measured: dict[str, Any]) -> Iterator[list[str]]:
         yield [str(raw["workers"]), raw["link"], *cells, f"{raw['ms']:.2f}"]
 
 
-def _goals(tables: Tables) -> list[str]:
-    body = list(network_goals.reached({place: rows(of_one) for place, of_one in tables.items()}))
-    return ["", *table(_GOAL_COLUMNS, body)] if body else []
+def accuracy(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> str:
+    """Returns a sentence on the number of close predictions; empty without predictions."""
+    predicted = [
+        abs(row.predicted / row.median - 1)
+        for records in tables.values()
+        for row in rows(records)
+        if row.predicted is not None
+    ]
+    close = sum(error <= CLOSE for error in predicted)
+    return (
+        f"Of {len(predicted)} predictions {close} are within {CLOSE:.0%} of the measured median; "
+        f"the median error is {statistics.median(predicted):.0%}."
+        if predicted
+        else ""
+    )
 
 
-def _forecasts(tables: Tables) -> list[str]:
-    sentence = network_forecasts.accuracy(tables)
-    body = list(network_forecasts.choices(tables))
+def choices(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> Iterator[list[str]]:
+    """Yields the cells of a table that compares the choice of `auto` with its best candidate."""
+    for (job, workers, link), records in tables.items():
+        by_name = {record["contender"]: record for record in records}
+        candidates = [by_name[name] for name in CANDIDATES if name in by_name]
+        if AUTO not in by_name or not candidates:
+            continue
+        best = min(candidates, key=milliseconds)
+        median = milliseconds(best)
+        low, high = 1e3 * np.quantile(best["seconds"], [0.25, 0.75])
+        ratio = milliseconds(by_name[AUTO]) / median
+        where = f"{job}, {workers} workers, {link}"
+        yield [where, best["contender"], f"{ratio:.2f}", f"{(high - low) / median:.2f}"]
+
+
+def _forecasts(tables: Mapping[tuple, Sequence[Record]]) -> list[str]:
+    sentence = accuracy(tables)
+    body = list(choices(tables))
     return [
         *([sentence] if sentence else []),
         *(["", *table(_CHOICE_COLUMNS, body)] if body else []),
     ]
 
 
-def _agreement(tables: Tables) -> str:
+def _agreement(tables: Mapping[tuple, Sequence[Record]]) -> str:
     of_all = [row for records in tables.values() for row in rows(records)]
     checked = [row.agrees for row in of_all if row.agrees is not None]
     return (
@@ -183,9 +288,91 @@ def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
         return []
     body = []
     for name, curve in curves.items():
-        if name in (*jobs.DENSE.values(), jobs.NOTHING):
+        if name in (*turns.DENSE.values(), turns.NOTHING):
             continue
         even = break_even(curve)
         where = f"{even:,.0f}" if even else "above all" if curve[-1][1] >= 1 else "below all"
         body.append([name, where])
     return ["", *table(("contender", "break-even, Mbit/s"), body)]
+
+
+def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
+    """Draws the plots for which there is data; returns the files."""
+    files = []
+    for (job, workers), records in grouped(measured["records"], "job", "workers").items():
+        name = f"{job}-{workers}workers"
+        parts = {link: split(of_link) for (link,), of_link in grouped(records, "link").items()}
+        if all(parts.values()):
+            files.append(folder / f"network-split-{name}.png")
+            _plot_split(f"{TITLES[job]}, {workers} workers", parts, files[-1])
+        curves = speed_ups(measured, job, workers)
+        if job == turns.EXCHANGE:
+            curves.pop(turns.NOTHING, None)  # takes no time at all
+        if max(map(len, curves.values())) > 1:
+            files.append(folder / f"network-speed-{name}.png")
+            _plot_speed(f"{TITLES[job]}, {workers} workers", curves, files[-1])
+    return files
+
+
+def _plot_split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+    """Draws bars with the parts of a step, in a row for each link."""
+    parts = {link: {n: p for n, p in some.items() if n != AUTO} for link, some in parts.items()}
+    contenders = max(map(len, parts.values()))
+    size = (PLOT_WIDTH, (0.6 + 0.22 * contenders) * len(parts) + 0.6)
+    figure, axes = plt.subplots(len(parts), 1, figsize=size, squeeze=False, layout="constrained")
+    for axis, (link, of_link) in zip(axes[:, 0], parts.items(), strict=True):
+        names, left = list(of_link), [0.0] * len(of_link)
+        for i, part in enumerate(PARTS):
+            widths = [of_link[name][part] for name in names]
+            axis.barh(names, widths, left=left, color=COLOURS[i], label=part)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        # Dense steps take so much longer that they would hide the other bars.
+        slowest = max(left[i] for i, name in enumerate(names) if name not in _LONG)
+        axis.set_xlim(0, 1.15 * slowest)
+        for y, total in enumerate(left):
+            x, side = (total, "left") if total <= slowest else (1.15 * slowest, "right")
+            axis.text(x, y, f" {total:.0f} ", va="center", ha=side, fontsize="small")
+        axis.set(title=link, xlabel="ms of a step")
+        axis.invert_yaxis()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS))
+    figure.suptitle(title)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+_LONG = (turns.ALL_REDUCE, turns.FLOAT16, "no_compression", "cast")
+_STYLES = {turns.TENSORFLOW_NAME: "-", turns.HOROVOD_NAME: "-.", turns.TORCH_NAME: ":"}
+_IN_COLOUR = (
+    "adacomp",
+    "scalecom",
+    "cast",
+    turns.TORCH_POWER_SGD,
+    turns.NOTHING,
+)  # others are grey
+_ROOM = 30  # times slower than the slowest link the axis begins, for labels
+
+
+def _plot_speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
+    """Draws the speed-up as a function of the link's speed."""
+    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.85 * PLOT_WIDTH), layout="constrained")
+    slowest = min(curve[0][0] for curve in curves.values())
+    labels = []
+    for name, curve in curves.items():
+        if name in (*turns.DENSE.values(), AUTO):
+            continue
+        style = "--" if name == turns.NOTHING else _STYLES[turns.framework(name)]
+        shown = name in _IN_COLOUR
+        colour = COLOURS[_IN_COLOUR.index(name)] if shown else GREY
+        axis.plot(*zip(*curve, strict=True), style, marker="o", ms=4, color=colour, lw=1 + shown)
+        labels.append((curve[0][1], name, colour))
+    fastest = max(curve[-1][0] for curve in curves.values())
+    axis.plot([slowest, fastest], [1, 1], color="black", lw=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="speed of the link, Mbit/s, measured")
+    axis.set(ylabel="times faster than the dense step of the same framework")
+    axis.set_xlim(left=slowest / _ROOM)
+    axis.set_title(title)
+    axis.grid(alpha=0.3)
+    label_starts(axis, labels)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import multiprocessing
 import os
@@ -18,6 +18,7 @@ import click
 import keras
 import records
 import tensorflow as tf
+from records import Record
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -42,12 +43,12 @@ class Work:
     Attributes:
         measure: Does a run, and returns its record: a function of a module, not of the program.
         seconds: Returns about how long a run takes on one core.
-        said: Returns the text to print for a record.
+        summary: Returns the text to print for a record.
     """
 
-    measure: Callable[[Any], dict[str, Any]]
+    measure: Callable[[Any], Record]
     seconds: Callable[[Any], float]
-    said: Callable[[dict[str, Any]], str]
+    summary: Callable[[Record], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +85,50 @@ def pool_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def do_all(runs: Sequence[Run], folder: Path, work: Work, limits: Limits, rest: str) -> int:
-    """Does all runs, and shows how far they are.
+def missing_runs(
+    runs: Sequence[Any], file: Path, overwrite: bool, reuse: bool, option: str
+) -> list[Any]:
+    """Returns the runs that are to be done.
+
+    Args:
+        runs: Dataclasses, whose fields are in their records.
+        file: The file of records.
+        overwrite: Whether earlier records of these runs are removed.
+        reuse: Whether runs with a record are left out.
+        option: The option that reuses records.
+
+    Raises:
+        click.UsageError: If there are records of these runs that may be neither removed nor reused,
+            or if a record is of another run, which an earlier version has left under the same name.
+    """
+    recorded = records.by_name(file)
+    found = [run for run in runs if run.name in recorded]
+    if found and not (overwrite or reuse):
+        raise click.UsageError(
+            f"'{file}' holds the results of an earlier run ({found[0].name}, ...): give another "
+            f"folder by --results, {option} or --overwrite."
+        )
+    if overwrite and not reuse:
+        names = {run.name for run in found}
+        rest = {name: record for name, record in recorded.items() if name not in names}
+        records.write_by_name(file, rest)
+        return list(runs)
+    for run in found:
+        record, wanted = recorded[run.name], dataclasses.asdict(run)
+        if {key: record.get(key) for key in wanted} != wanted:
+            raise click.UsageError(
+                f"{run.name} in '{file}' cannot be taken by {option}: it is of another run than "
+                f"{wanted}; delete it, or give another folder by --results."
+            )
+    return [run for run in runs if run.name not in recorded]
+
+
+def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, rest: str) -> int:
+    """Does all runs, adds their records to a file, and shows how far they are.
 
     Args:
         runs: In their order.
-        folder: The folder for each run's record.
+        file: The file of records; its folder gets the output of runs that fail.
         work: How to do them.
         limits: The resources that they may use.
         rest: The option that does runs that have not ended.
@@ -101,46 +140,22 @@ def do_all(runs: Sequence[Run], folder: Path, work: Work, limits: Limits, rest: 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console) as bar:
         whole = bar.add_task("runs", total=sum(map(work.seconds, runs)))
-        pool = Pool(folder, work, limits, lambda done: bar.update(whole, completed=done))
+        pool = Pool(file.parent, work, limits, lambda done: bar.update(whole, completed=done))
         ended = failed = 0
-        for run, good in pool.run_all(runs):
+        for run, record in pool.run_all(runs):
             ended += 1
-            failed += not good
-            said = f"failed, see {folder / run.name}.log"
-            if good:
-                said = work.said(json.loads(record_of(folder, run).read_text()))
+            if record is None:
+                failed += 1
+                summary = f"failed, see {file.parent / run.name}.log"
+            else:
+                records.append(file, run.name, record)
+                summary = work.summary(record)
             bar.update(whole, description=f"{ended} of {len(runs)} runs")
-            console.print(f"{ended} of {len(runs)}: {run.name}: {said}")
+            console.print(f"{ended} of {len(runs)}: {run.name}: {summary}")
+    records.write_by_name(file, records.by_name(file))
     if ended < len(runs):
         console.print(f"{len(runs) - ended} runs have not ended; {rest} does them.")
     return failed
-
-
-def record_of(folder: Path, run: Run) -> Path:
-    """Returns the file of a run's record."""
-    return folder / f"{run.name}.json"
-
-
-def check_resumed(folder: Path, runs: Sequence[Any], option: str) -> None:
-    """Refuses records of other runs, which an earlier version has left under the same names.
-
-    Args:
-        folder: The folder of the records.
-        runs: Dataclasses, whose fields are in their records.
-        option: The option that reuses existing records.
-
-    Raises:
-        click.UsageError: If a record is of another run.
-    """
-    for run in runs:
-        file = record_of(folder, run)
-        if file.exists():
-            record, wanted = json.loads(file.read_text()), dataclasses.asdict(run)
-            if {key: record.get(key) for key in wanted} != wanted:
-                raise click.UsageError(
-                    f"'{file}' cannot be taken by {option}: it is of another run than "
-                    f"{wanted}; delete it, or give another folder by --results."
-                )
 
 
 @dataclasses.dataclass
@@ -154,7 +169,7 @@ class Pool:
     """Does runs in processes that are forked from one in which TensorFlow is loaded.
 
     Args:
-        folder: The folder for each run's record and output.
+        folder: The folder for the output of runs that fail.
         work: How to do them.
         limits: The resources that they may use.
         tell: Called repeatedly with the expected seconds of all finished runs.
@@ -167,8 +182,8 @@ class Pool:
         self._threads = limits.threads or max(1, (os.cpu_count() or 1) // limits.jobs)
         self._done = self._spent = 0.0  # expected and measured seconds of runs that have ended
 
-    def run_all(self, runs: Sequence[Run]) -> Iterator[tuple[Run, bool]]:
-        """Yields each run when it has ended, and whether it left its record.
+    def run_all(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Record | None]]:
+        """Yields each run when it has ended, and its record; None if it failed.
 
         Args:
             runs: In their order; towards the end, runs that can end in time come first.
@@ -176,21 +191,25 @@ class Pool:
         measure, minutes = self._work.measure, self._limits.minutes
         context = _preloaded(measure.__module__, self._threads)
         stop = time.monotonic() + 60 * minutes if minutes else None
-        waiting, running = list(runs), dict[int, _Running]()
+        waiting, running = list(runs), dict[Any, _Running]()  # by the end of a pipe
         try:
             while (waiting or running) and not (stop and time.monotonic() > stop):
                 while waiting and len(running) < self._limits.jobs:
                     run = waiting.pop(self._next(waiting, stop))
-                    args = (run, measure, self._folder, self._threads)
+                    receiver, sender = context.Pipe(duplex=False)
+                    args = (run, measure, self._folder, self._threads, sender)
                     process = context.Process(target=_work, args=args, name=run.name)
                     process.start()
-                    running[process.sentinel] = _Running(run, process, time.monotonic())
+                    sender.close()
+                    running[receiver] = _Running(run, process, time.monotonic())
                 for ready in connection.wait(list(running), timeout=1):
-                    ended = running.pop(ready)
+                    ended, record = running.pop(ready), None
+                    with contextlib.suppress(EOFError):  # the process has failed
+                        record = ready.recv()
                     ended.process.join()
                     self._done += self._work.seconds(ended.run)
                     self._spent += time.monotonic() - ended.started
-                    yield ended.run, ended.process.exitcode == 0
+                    yield ended.run, record
                 self._tell(self._done + sum(map(self._progress, running.values())))
         finally:
             for one in running.values():
@@ -223,11 +242,18 @@ def _preloaded(module: str, threads: int) -> Any:
     return context
 
 
-def _work(run: Run, measure: Callable[[Any], dict[str, Any]], folder: Path, threads: int) -> None:
-    """Does one run in this process."""
-    log = os.open(folder / f"{run.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _work(
+    run: Run,
+    measure: Callable[[Any], Record],
+    folder: Path,
+    threads: int,
+    sender: connection.Connection,
+) -> None:
+    """Does one run in this process, and sends its record."""
+    log = folder / f"{run.name}.log"
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
-        os.dup2(log, stream)
+        os.dup2(output, stream)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     versions = {
@@ -239,9 +265,5 @@ def _work(run: Run, measure: Callable[[Any], dict[str, Any]], folder: Path, thre
     }
     measured = measure(run)
     spent = {"processor_seconds": round(time.process_time(), 1)}
-    record = {**measured, **spent, "versions": versions}
-    file = record_of(folder, run)
-    part = file.with_name(f"{file.name}.part")
-    records.write(record, part)
-    part.rename(file)
-    (folder / f"{run.name}.log").unlink()
+    sender.send({**measured, **spent, "versions": versions})
+    log.unlink()

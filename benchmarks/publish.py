@@ -14,21 +14,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import checklist
 import click
-import headline
-import jobs
 import local_steps_accuracy
-import network_plots
 import network_report
 import records
-import sooner
+import time_to_accuracy_report
+import turns
 import worth_it
-import worth_it_plot
-from setups import setups
+from output import table, times
+from setups import CASTS, Setup, setups
+from time_to_accuracy_report import mean_ratio, sooner
+from worth_it import METHOD, NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
@@ -37,30 +38,37 @@ LOCAL_STEPS = DOCS / "local_steps.md"
 LAST_RUN, SOONER = DOCS / "last_run.md", DOCS / "time_to_accuracy.md"
 FRONT, README = ROOT / "benchmarks" / "README.md", ROOT / "README.md"
 
+FRONT_LINKS = ("100 Mbit/s", "1 Gbit/s")
+FRONT_TASKS = {
+    "digits": "the digits network",
+    "transformer": "a small Transformer",
+    "text": "a character LSTM",
+}
+_COLUMNS = ("AdaComp, two workers", *FRONT_LINKS)
+
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Returns the generated parts of all pages, by page and name."""
-    measured = records.read(records.NETWORK)
-    found = setups(measured)
-    trained = records.read(records.TIMES)
+    measured = records.read_network()
+    found, trained = setups(measured), measured["setups"]
     parts = {
         CHECKLIST: {
             "count of steps": checklist.count(found),
-            "count of trainings": sooner.count(trained["setups"]),
+            "count of trainings": time_to_accuracy_report.count(trained),
             "errors of the model": checklist.held_out(found),
             "steps": checklist.steps(found),
         },
         WORTH_IT: {"tables": worth_it.full_tables(found)},
-        SOONER: {"trainings": sooner.details(trained["setups"])},
+        SOONER: {"trainings": time_to_accuracy_report.details(trained)},
         LOCAL_STEPS: {"tables": [local_steps_accuracy.tables_of(records.LOCAL_STEPS)]},
         FRONT: {
-            "findings": headline.findings(found, trained["setups"]),
+            "findings": _findings(found, trained),
             "losses": [checklist.total(found)],
         },
         README: {
             "losses": [checklist.total(found)],
-            "trainings": headline.trainings(trained["setups"]),
-            "speed-ups": headline.steps(found),
+            "trainings": _trainings(trained),
+            "speed-ups": _steps(found),
             "worth it": worth_it.small_table(found),
         },
     }
@@ -71,7 +79,7 @@ def blocks() -> dict[Path, dict[str, str]]:
 
 
 def _machine(about: Mapping[str, str]) -> str:
-    names = (jobs.TENSORFLOW_NAME, jobs.HOROVOD_NAME, jobs.TORCH_NAME, "malloc")
+    names = (turns.TENSORFLOW_NAME, turns.HOROVOD_NAME, turns.TORCH_NAME, "malloc")
     facts = [f"{name} {about[name]}" for name in names if about.get(name, "none") != "none"]
     measured = f"Steps were measured on {', '.join([about['machine'], *facts])}."
     return " ".join([measured, about.get("note", "")]).strip()
@@ -79,6 +87,58 @@ def _machine(about: Mapping[str, str]) -> str:
 
 def _texts(of_page: Mapping[str, Iterable[str]]) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in of_page.items()}
+
+
+def _findings(found: Sequence[Setup], trained: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Yields the lines of a table of steps and whole trainings."""
+    of_two = [s for s in found if s.workers == 2 and METHOD in s.records]
+    rows = [
+        [f"a step: {NAMES[job]}", *(_step(of_two, job, link) for link in FRONT_LINKS)]
+        for job in dict.fromkeys(setup.job for setup in of_two)
+    ]
+    rows += [
+        [f"to dense accuracy: {name}", *(_training(trained, task, link) for link in FRONT_LINKS)]
+        for task, name in FRONT_TASKS.items()
+    ]
+    return table(_COLUMNS, rows)
+
+
+def _step(found: Sequence[Setup], job: str, link: str) -> str:
+    ratios = (_over_baselines(s) for s in found if (s.job, s.link) == (job, link))
+    return next((f"{times(dense)} ({times(cast)})" for dense, cast in ratios), "")
+
+
+def _training(trained: Sequence[Mapping[str, Any]], task: str, link: str) -> str:
+    of_link = (s for s in trained if (s["task"], s["workers"], s["link"]) == (task, 2, link))
+    rows = (row for s in of_link for row in sooner(s) if row.method == METHOD)
+    means = (map(times, (mean_ratio(row.dense), mean_ratio(row.cast))) for row in rows)
+    return next((f"{dense} ({cast})" for dense, cast in means), "")
+
+
+def _over_baselines(setup: Setup) -> tuple[float, float]:
+    """Returns AdaComp's speed-ups over the best dense step and the best 16-bit cast."""
+    cast = min(setup.seconds(name) for name in CASTS if name in setup.records)
+    return setup.dense / setup.seconds(METHOD), cast / setup.seconds(METHOD)
+
+
+def _steps(found: Sequence[Setup]) -> Iterator[str]:
+    """Yields a line on the MLP's steps for each link."""
+    for link in FRONT_LINKS:
+        for setup in found:
+            if (setup.job, setup.workers, setup.link) == (turns.MLP, 2, link):
+                dense, cast = map(times, _over_baselines(setup))
+                yield (
+                    f"At {link}, a step of a model with 2.4 million weights is {dense} times "
+                    f"faster with AdaComp than the best dense step, and {cast} times than with "
+                    "16 bits."
+                )
+
+
+def _trainings(trained: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a line on the time to an accuracy for each link."""
+    for link in FRONT_LINKS:
+        parts = (f"{name} {_training(trained, task, link)}" for task, name in FRONT_TASKS.items())
+        yield f"At {link}: {'; '.join(parts)}."
 
 
 def filled(page: str, texts: Mapping[str, str]) -> str:
@@ -102,9 +162,9 @@ def write(texts: Mapping[Path, Mapping[str, str]]) -> None:
         page.write_text(filled(page.read_text(), of_page))
 
 
-def _drawn(measured: records.Measured) -> list[records.Measured]:
+def _drawn(measured: records.Record) -> list[records.Record]:
     """Returns the records of the plots on the page of the last full run."""
-    large = (jobs.EXCHANGE, jobs.MLP)
+    large = (turns.EXCHANGE, turns.MLP)
     return [one for one in measured["records"] if one["workers"] == 2 and one["job"] in large]
 
 
@@ -124,22 +184,22 @@ def main(results: tuple[Path, ...]) -> None:
     of_trainings = [run for run in runs if "links" in run]
     if len(of_links) + len(of_trainings) < len(runs):
         raise click.UsageError("Give files of network.py or time_to_accuracy.py, in JSON.")
+    recorded = records.read_network()
     if of_links:
-        measured = records.of_network(of_links)
-        found = {(one["job"], one["workers"]) for one in measured["records"]}
-        if (jobs.EXCHANGE, 2) not in found:
+        measured = records.merge_steps(of_links)
+        if (turns.EXCHANGE, 2) not in {(one["job"], one["workers"]) for one in measured["records"]}:
             raise click.UsageError(
                 "The pages need the exchange with 2 workers. Give all files of a run together."
             )
-        records.write(measured, records.NETWORK)
+        recorded |= measured
         write({LAST_RUN: {"tables": network_report.markdown(measured)}})
-        network_plots.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
+        network_report.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
     if of_trainings:
-        earlier = records.read(records.TIMES)["setups"]
-        records.write(records.of_times(of_trainings, earlier), records.TIMES)
+        recorded["setups"] = records.merge_times(of_trainings, recorded["setups"])
         _take_plots(results)
+    records.write_network(recorded)
     write(blocks())
-    worth_it_plot.draw(setups(records.read(records.NETWORK)), ROOT / "benchmarks" / "worth-it.png")
+    worth_it.draw(setups(recorded), ROOT / "benchmarks" / "worth-it.png")
 
 
 if __name__ == "__main__":

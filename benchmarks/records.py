@@ -1,48 +1,87 @@
-"""Recorded results, kept in the repository: `publish.py` and `evidence.py` write and read them."""
+"""Recorded results, from which pages are made: files with a JSON object in each line.
+
+`evidence.jsonl` and `local_steps.jsonl` have a record for each run, under its name. In
+`network.jsonl`, a record's `kind` tells what was measured: a link, a step of training, or the time
+to an accuracy. One record of that file describes the machine.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 FOLDER = Path(__file__).with_name("records")
-NETWORK = FOLDER / "network.json"
-TIMES = FOLDER / "time_to_accuracy.json"
-EVIDENCE = FOLDER / "evidence"  # a file for each run
-LOCAL_STEPS = FOLDER / "local_steps"  # a file for each run
+EVIDENCE = FOLDER / "evidence.jsonl"
+LOCAL_STEPS = FOLDER / "local_steps.jsonl"
+NETWORK = FOLDER / "network.jsonl"
 SETUP = ("task", "optimizer", "workers", "delay", "link")  # of a time to accuracy
 PACES = "times of steps"  # where they were measured, if in an earlier run
+_KINDS = {"raw": "link", "records": "step", "setups": "time to accuracy"}
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _KEPT = ("job", "workers", "link", "contender", "counted_bytes", "carried_bytes", "predicted")
 _DIGITS = 5  # more than a measured time has
 
-Measured: TypeAlias = dict[str, Any]
+Record: TypeAlias = dict[str, Any]
 
 
-def read(file: Path) -> Measured:
-    """Reads a record."""
-    return json.loads(file.read_text())
+def read(file: Path) -> list[Record]:
+    """Returns the records of a file; none if there is no file."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def write(measured: Measured, file: Path) -> None:
-    """Writes a record; each part of a list has a line of its own, so that changes are seen."""
-    parts = [f" {json.dumps(name)}: {_text(value)}" for name, value in measured.items()]
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+def write(file: Path, records: Iterable[Record]) -> None:
+    """Replaces the records of a file at once: an interrupted write leaves the earlier ones."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    part.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    part.replace(file)
 
 
-def _text(value: Any) -> str:
-    if not (isinstance(value, list) and value and isinstance(value[0], dict)):
-        return json.dumps(value)
-    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n ]"
+def by_name(file: Path) -> dict[str, Record]:
+    """Returns the records of runs by the name of the run, without the names."""
+    return {record.pop("name"): record for record in read(file)}
 
 
-def of_network(runs: Sequence[Measured]) -> Measured:
+def write_by_name(file: Path, records: Mapping[str, Record]) -> None:
+    """Replaces the records of runs, in the order of their names."""
+    write(file, ({"name": name, **records[name]} for name in sorted(records)))
+
+
+def append(file: Path, name: str, record: Record) -> None:
+    """Adds the record of a run."""
+    with open(file, "a") as lines:
+        lines.write(f"{json.dumps({'name': name, **record})}\n")
+
+
+def read_network(file: Path = NETWORK) -> Record:
+    """Returns the measured links (`raw`), steps (`records`) and times to an accuracy (`setups`)."""
+    found: Record = {"about": {}, **{part: [] for part in _KINDS}}
+    parts = {kind: part for part, kind in _KINDS.items()}
+    for record in read(file):
+        kind = record.pop("kind")
+        if kind == "about":
+            found["about"] = record
+        else:
+            found[parts[kind]].append(record)
+    return found
+
+
+def write_network(measured: Mapping[str, Any], file: Path = NETWORK) -> None:
+    """Writes what `read_network` returns."""
+    lines = [{"kind": "about", **measured["about"]}]
+    for part, kind in _KINDS.items():
+        lines += [{"kind": kind, **record} for record in measured[part]]
+    write(file, lines)
+
+
+def merge_steps(runs: Sequence[Record]) -> Record:
     """Merges runs of `network.py`, and keeps the quantiles of a contender's steps.
 
     A run takes the place of an earlier one where both measured the same.
@@ -60,41 +99,40 @@ def of_network(runs: Sequence[Measured]) -> Measured:
     }
 
 
-def _compact(record: Measured) -> Measured:
-    stages, faults = record["stages"], record["page_faults"]
+def _compact(record: Record) -> Record:
     return {
         **{key: rounded(record.get(key)) for key in _KEPT},
         "seconds": rounded(np.quantile(record["seconds"], _QUANTILES).tolist()),
-        "page_faults": [int(np.median(faults))],
-        "stages": rounded(stages),
+        "page_faults": [int(np.median(record["page_faults"]))],
+        "stages": rounded(record["stages"]),
     }
+
+
+def merge_times(runs: Sequence[Record], earlier: Sequence[Record] = ()) -> list[Record]:
+    """Merges results of `time_to_accuracy.py`: an entry for each task, workers and link.
+
+    Args:
+        runs: Results. They take the place of earlier entries that measured the same.
+        earlier: The recorded entries.
+    """
+
+    def setup(entry: Record) -> tuple[Any, ...]:
+        return *(entry[key] for key in SETUP), entry.get("local_learning_rate")
+
+    entries = {setup(entry): entry for entry in earlier}
+    for run in runs:
+        for link, measured in run["links"].items():
+            entry = {**run["what"], "link": link, "about": run["about"], **measured}
+            entries[setup(entry)] = rounded(entry)
+    return [*entries.values()]
 
 
 def rounded(value: Any) -> Any:
     """Rounds floats, also in lists and dicts: to some digits, and large ones to whole numbers."""
     if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
+        return {name: rounded(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [rounded(one) for one in value]
+        return [rounded(part) for part in value]
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     return round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
-
-
-def of_times(runs: Sequence[Measured], earlier: Sequence[Measured] = ()) -> Measured:
-    """Gathers results of `time_to_accuracy.py`: an entry for each task, workers and link.
-
-    Args:
-        runs: Results. They take the place of earlier entries that measured the same.
-        earlier: Entries of the record so far.
-    """
-    found = {_setup(entry): entry for entry in earlier}
-    for run in runs:
-        for link, of_link in run["links"].items():
-            entry = {**run["what"], "link": link, "about": run["about"], **of_link}
-            found[_setup(entry)] = rounded(entry)
-    return {"setups": [*found.values()]}
-
-
-def _setup(entry: Measured) -> tuple[Any, ...]:
-    return *(entry[key] for key in SETUP), entry.get("local_learning_rate")

@@ -1,4 +1,4 @@
-"""Trainings by learners in one process: the tasks, one training, and what is recorded of it."""
+"""Trainings and timings of learners in one process: what they depend on, and their records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -19,10 +19,19 @@ import click
 import keras
 import numpy as np
 import tensorflow as tf
-from machine import processor
+from output import processor
+from pool import Work
+from records import rounded
 from trainings import DIGITS, TEXT, TRANSFORMER, Task
 
 import tf_gradcomp as gc
+from tf_gradcomp import compressors
+from tf_gradcomp.advice.codec_speed import CodecSpeed
+from tf_gradcomp.compressors import StepInputs
+from tf_gradcomp.exchange.replica import ReplicaStep
+from tf_gradcomp.exchange.state import handles, new_state
+from tf_gradcomp.policy import DENSE as DENSE_LAYER
+from tf_gradcomp.policy import GradientSpec
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
 
@@ -36,6 +45,10 @@ WORTH_TRACING = 25  # exchanges of each learner
 FAINT = 0.001  # by which a loss is multiplied
 DATA = "GRADCOMP_DATA"
 DENSE = "no_compression"
+EPOCH = 22  # steps in which each of the digits is seen once
+EVALUATIONS = 4  # of tasks that take longer to evaluate
+SIDE = 512  # of the square matrix whose compression is timed
+WARM_UP, REPEATS = 10, 31  # from an empty residual ten times as much is sent
 
 Rows = tuple[np.ndarray, np.ndarray]
 Made = tuple[keras.Model, Rows, Rows]
@@ -84,6 +97,62 @@ class Training:
     def rows(self) -> int:
         """Rows of a step."""
         return self.batch_size or WORKLOADS[self.task].reading.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """The time of a method on one matrix, with gradients as in `kernels.py`.
+
+    Attributes:
+        compressor: The method, as `gc.compressors.get` takes it.
+        learners: The number of learners, whose payloads are decoded.
+        seed: Of the gradients.
+    """
+
+    compressor: str
+    learners: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name, and the record's."""
+        return f"encoding-{self.learners}learners-{slug(self.compressor)}-seed{self.seed}"
+
+    def measure(self) -> dict[str, Any]:
+        """Returns the medians over steps, in milliseconds of a learner.
+
+        The learner is answered at once, as if all learners had sent the same.
+        """
+        tf.random.set_seed(self.seed)
+        method = compressors.get(self.compressor)
+        specs = [GradientSpec("layer/kernel", (SIDE, SIDE), "float32", DENSE_LAYER)]
+        kept = new_state(method, specs)
+        state = handles(kept)
+        mean = tf.random.normal([SIDE, SIDE], stddev=0.02)
+        gradient, step = tf.Variable(mean), tf.Variable(0, dtype=tf.int64)
+
+        def draw() -> None:
+            gradient.assign(mean + tf.random.normal([SIDE, SIDE], stddev=0.3))
+            step.assign_add(1)
+
+        def next_step() -> ReplicaStep:
+            given, number = [gradient.read_value()], step.read_value()
+            finite = tf.constant(True)
+            inputs = StepInputs(specs, given, state, number, finite, 0, self.learners)
+            return ReplicaStep.new(inputs)
+
+        speed = CodecSpeed(method, next_step, draw)
+        speed.run(WARM_UP)
+        work = speed.measure(REPEATS)
+        return {
+            "encode_ms": 1e3 * work.encode,
+            "decode_ms": 1e3 * work.decode,
+            "elements": SIDE * SIDE,
+            "processor": processor(),
+        }
+
+
+Run: TypeAlias = Training | Encoding
 
 
 def slug(compressor: str) -> str:
@@ -150,7 +219,8 @@ WORKLOADS = {
 }
 
 
-START_SECONDS = 4.0  # of a process
+_START_SECONDS = 4.0  # of a process
+_ENCODING_SECONDS = 0.3  # of each learner
 _SECONDS = {  # of a row's gradient, and of a learner's part of a step, on one core
     "digits": (0.0001, 0.008),
     "mnist": (0.0005, 0.014),
@@ -162,11 +232,17 @@ _SECONDS = {  # of a row's gradient, and of a learner's part of a step, on one c
 }
 
 
-def expected_seconds(training: Training) -> float:
-    """Returns about how long a training takes on one core."""
-    of_row, of_learner = _SECONDS[training.task]
-    each = training.rows * of_row + training.learners * of_learner
-    return START_SECONDS + training.steps * each
+def expected_seconds(run: Run) -> float:
+    """Returns about how long a run takes on one core."""
+    if isinstance(run, Encoding):
+        return _START_SECONDS + _ENCODING_SECONDS * run.learners
+    of_row, of_learner = _SECONDS[run.task]
+    return _START_SECONDS + run.steps * (run.rows * of_row + run.learners * of_learner)
+
+
+def steps_between_evaluations(run: Training) -> int:
+    """Returns the number of steps between two points of a run's curve."""
+    return EPOCH if run.task == "digits" else -(-run.steps // EVALUATIONS)
 
 
 def check_data(tasks: Iterable[str]) -> None:
@@ -260,3 +336,18 @@ def _measures(
         "residual_norm": own[-1].residual_norm,
         **(dataclasses.asdict(similarity) if similarity else {}),
     }
+
+
+def _measure(run: Run) -> dict[str, Any]:
+    timed = isinstance(run, Encoding)
+    measured = run.measure() if timed else train(run, steps_between_evaluations(run))
+    return {**dataclasses.asdict(run), **rounded(measured)}
+
+
+def _summary(record: dict[str, Any]) -> str:
+    if "quality" in record:
+        return f"{record['quality']:.3f}, {record['seconds']:.0f} s"
+    return f"{record['encode_ms']:.1f} and {record['decode_ms']:.1f} ms"
+
+
+WORK = Work(_measure, expected_seconds, _summary)

@@ -8,7 +8,7 @@
 
 The runs train the programs of `keras_examples/`. The benchmark measures the speed of each link, and
 then times the first steps of a run on it. Workers are behind links that `tc` shapes (see
-`network.py`; needs root), and that `relay.py` delays with `--delay`. The quality of a run after
+`network.py`; needs root), and that a relay delays with `--delay`. The quality of a run after
 each number of steps is measured once, in whole runs over the loopback, because the quality is the
 same on every link. The training time is the number of steps times the seconds per step, without
 validation and start-up. Only the first part needs an idle machine. `--paces` takes the times of
@@ -45,8 +45,7 @@ from typing import Any
 import click
 import links
 from comparison import CURVES, SETTINGS, Comparison, Timed, methods_of, placed_on
-from machine import processor
-from output import show
+from output import processor, show
 from placed import measured_links
 from records import PACES
 from rich.console import Console

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 
-import jobs
 import torch
 import turns
 from torch import distributed, nn
@@ -23,7 +22,7 @@ def join(plan: turns.Plan) -> turns.Job:
     distributed.init_process_group(
         "gloo", f"tcp://{addresses[0]}", rank=rank, world_size=len(addresses)
     )
-    work = exchange if plan.job == jobs.EXCHANGE else training
+    work = exchange if plan.job == turns.EXCHANGE else training
     return turns.Job(
         rank,
         mean_over_workers,
@@ -41,11 +40,11 @@ def mean_over_workers(number: float) -> float:
 def data_parallel(name: str, model: nn.Module) -> nn.parallel.DistributedDataParallel:
     # PowerSGD's hook handles several buckets at once. With gloo, their order may differ between
     # ranks, which ends the job, so PowerSGD gets one bucket.
-    bucket_mb = 1000 if name == jobs.TORCH_POWER_SGD else 25
+    bucket_mb = 1000 if name == turns.TORCH_POWER_SGD else 25
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
-    if name == jobs.TORCH_FLOAT16:
+    if name == turns.TORCH_FLOAT16:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif name == jobs.TORCH_POWER_SGD:
+    elif name == turns.TORCH_POWER_SGD:
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=POWER_SGD_RANK, start_powerSGD_iter=2
         )
@@ -56,7 +55,7 @@ def data_parallel(name: str, model: nn.Module) -> nn.parallel.DistributedDataPar
 def contender(name: str, step, model: nn.Module, prepare=None) -> turns.Contender:
     """Makes a contender; PowerSGD's first steps are dense, and belong to the warm-up."""
     elements = sum(parameter.numel() for parameter in model.parameters())
-    sent = {jobs.TORCH_ALL_REDUCE: 4, jobs.TORCH_FLOAT16: 2}
+    sent = {turns.TORCH_ALL_REDUCE: 4, turns.TORCH_FLOAT16: 2}
     workers = distributed.get_world_size()
     step_bytes = None
     if name in sent:
@@ -66,11 +65,11 @@ def contender(name: str, step, model: nn.Module, prepare=None) -> turns.Contende
 
 def training(name: str, rank: int) -> turns.Contender:
     """Makes a contender that trains the MLP."""
-    sizes = itertools.pairwise(jobs.MLP_LAYERS)
+    sizes = itertools.pairwise(turns.MLP_LAYERS)
     layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.ReLU())]
     model = data_parallel(name, nn.Sequential(*layers[:-1]))
-    optimizer = torch.optim.SGD(model.parameters(), jobs.LEARNING_RATE, jobs.MOMENTUM)
-    arrays = jobs.images(jobs.MLP, (jobs.MLP_LAYERS[0],), rank)
+    optimizer = torch.optim.SGD(model.parameters(), turns.LEARNING_RATE, turns.MOMENTUM)
+    arrays = turns.images(turns.MLP, (turns.MLP_LAYERS[0],), rank)
     batches = itertools.cycle(zip(*map(torch.from_numpy, arrays), strict=True))
 
     def step() -> None:
@@ -107,13 +106,13 @@ class ExchangedModel(nn.Module):
         self.weights = nn.ParameterList(torch.zeros(*reversed(shape)) for shape in shapes)
         random = torch.Generator().manual_seed(rank)
         elements = sum(weight.numel() for weight in self.weights)
-        self._noise = 0.3 * torch.randn(elements + jobs.NOISE_PLACES, generator=random)
+        self._noise = 0.3 * torch.randn(elements + turns.NOISE_PLACES, generator=random)
         self._means = [0.02 * torch.randn(weight.shape) for weight in self.weights]
         self.given = []
 
     def draw(self) -> None:
-        """Makes the gradients of the next step, as gradients.py does."""
-        place = int(torch.randint(jobs.NOISE_PLACES, []))
+        """Makes the gradients of the next step, as models.py does."""
+        place = int(torch.randint(turns.NOISE_PLACES, []))
         self.given = []
         for mean in self._means:
             noise = self._noise[place : place + mean.numel()].reshape(mean.shape)
@@ -127,7 +126,7 @@ class ExchangedModel(nn.Module):
 
 def exchange(name: str, rank: int) -> turns.Contender:
     """Makes a contender that only exchanges the gradient of a ResNet-50."""
-    inner = ExchangedModel(jobs.resnet50_shapes(), rank)
+    inner = ExchangedModel(turns.resnet50_shapes(), rank)
     model = data_parallel(name, inner)
 
     def prepare() -> None:
@@ -135,3 +134,7 @@ def exchange(name: str, rank: int) -> turns.Contender:
         inner.draw()
 
     return contender(name, lambda: model().backward(), model, prepare)
+
+
+if __name__ == "__main__":
+    turns.measure(join)

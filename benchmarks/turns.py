@@ -1,17 +1,55 @@
-"""Lets contenders take turns on each link, in blocks of a few steps, for all frameworks."""
+"""What the workers of all frameworks share: jobs, contenders, and their turns.
+
+Contenders take turns on each link, in blocks of a few steps.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from links import UNSHAPED, Network
-from used import Used
 
+NAMES = EXCHANGE, MLP, LSTM, RESNET = "exchange", "mlp", "lstm", "resnet"
+
+TWO_LEVELS = "two levels"  # of two_levels.py
+
+ALL_REDUCE, FLOAT16, NOTHING = "all-reduce", "float16 all-reduce", "no communication"
+AUTO = "auto"  # chooses again on each link
+ALTERNATING = "power_sgd(alternate=True)"  # sends half of PowerSGD's bytes, in one collective
+GOSSIP = "gossip"  # on a ring, by rank 1: see docs/gossip.md
+TORCH_ALL_REDUCE = "PyTorch DDP"
+TORCH_FLOAT16 = "PyTorch DDP, fp16 hook"
+TORCH_POWER_SGD = "PyTorch DDP, PowerSGD hook"
+TORCH = (TORCH_ALL_REDUCE, TORCH_FLOAT16, TORCH_POWER_SGD)
+HOROVOD_ALL_REDUCE = "Horovod"
+HOROVOD_FLOAT16 = "Horovod, fp16"
+HOROVOD_ADACOMP = "Horovod, adacomp"
+HOROVOD = (HOROVOD_ALL_REDUCE, HOROVOD_FLOAT16, HOROVOD_ADACOMP)
+TENSORFLOW_NAME, HOROVOD_NAME, TORCH_NAME = "TensorFlow", "Horovod", "PyTorch"
+BACKENDS = {  # the program of each's workers
+    TENSORFLOW_NAME: "tensorflow_backend.py",
+    HOROVOD_NAME: "horovod_backend.py",
+    TORCH_NAME: "torch_backend.py",
+}
+DENSE = {  # what the others of their framework are compared with
+    TENSORFLOW_NAME: ALL_REDUCE,
+    HOROVOD_NAME: HOROVOD_ALL_REDUCE,
+    TORCH_NAME: TORCH_ALL_REDUCE,
+}
+
+MLP_LAYERS = (784, 1024, 1024, 512, 10)
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+BATCHES = 64
+NOISE_PLACES = 1_000_000  # where the noise of a gradient may begin: see models.py
+BATCH_SIZES = {MLP: 64, LSTM: 16, RESNET: 16}  # of each worker
 MOST_STEPS = 20  # of a turn
 
 
@@ -20,7 +58,7 @@ class Plan:
     """Measurements that the workers of a job make.
 
     Attributes:
-        job: The name of the job in `jobs.py`.
+        job: The name of the job, of `NAMES`.
         contenders: The names of the contenders, in order.
         links: The links to measure, in order.
         network: The network that connects the workers.
@@ -74,6 +112,32 @@ class Contender:
     renew: Callable[[], Contender] | None = None
 
 
+class Used(NamedTuple):
+    """Resources that this process has used so far, or in between.
+
+    Attributes:
+        cpu: Seconds of CPU time.
+        page_faults: Pages that the kernel mapped without reading a file.
+        switches: Context switches.
+    """
+
+    cpu: float
+    page_faults: int
+    switches: int
+
+    @classmethod
+    def now(cls) -> Used:
+        """Returns what has been used so far."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            usage.ru_utime + usage.ru_stime, usage.ru_minflt, usage.ru_nvcsw + usage.ru_nivcsw
+        )
+
+    def since(self, before: Used) -> Used:
+        """Returns what has been used since then."""
+        return Used(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 class Timed(NamedTuple):
     """The seconds of a step, and the other resources that it used."""
 
@@ -114,6 +178,23 @@ class _Turn:
     interface: float
     carried: float
     counted: float | None
+
+
+def measure(join: Callable[[Plan], Job]) -> None:
+    """Makes the measurements of the plan on this worker's command line.
+
+    Args:
+        join: Connects this worker to the others.
+    """
+    plan = Plan.from_command_line()
+    job = join(plan)
+    contenders = {name: job.contender(name) for name in plan.contenders}
+    records = take_turns(plan, contenders, job.mean, job.rank, job.predict)
+    stages = job.stages()
+    if job.rank == 0:
+        records = [{**record, "stages": stages.get(record["contender"])} for record in records]
+        Path(plan.output).write_text(json.dumps(records))
+    job.leave()
 
 
 def take_turns(
@@ -217,3 +298,39 @@ def _summary(turns: Sequence[_Turn]) -> dict[str, Any]:
         "carried_bytes": sum(turn.carried for turn in turns) / len(steps),
         "counted_bytes": None if None in counted else sum(counted) / len(steps),
     }
+
+
+def framework(contender: str) -> str:
+    """Returns the framework that runs a contender in separate processes, a key of `DENSE`."""
+    if contender in HOROVOD:
+        return HOROVOD_NAME
+    return TORCH_NAME if contender in TORCH else TENSORFLOW_NAME
+
+
+def images(job: str, shape: tuple[int, ...], rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Batches of a worker: [batches, samples, *shape] around ten means, and which of them it is.
+
+    The means are near each other, so that there is still something to learn when it is measured.
+    """
+    means = 0.1 * np.random.default_rng(0).normal(size=(10, *shape))
+    random = np.random.default_rng(1 + rank)
+    labels = random.integers(10, size=(BATCHES, BATCH_SIZES[job]))
+    pixels = means[labels] + random.normal(size=(*labels.shape, *shape))
+    return pixels.astype(np.float32), labels.astype(np.int64)
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The shapes of all weights of keras.applications.ResNet50, in some order."""
+
+    def convolution(kernel: int, inputs: int, outputs: int) -> list[tuple[int, ...]]:
+        vectors = [(outputs,)] * 3  # the bias, and the scale and offset of its normalization
+        return [(kernel, kernel, inputs, outputs), *vectors]
+
+    shapes, inputs = convolution(7, 3, 64), 64
+    for blocks, filters in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        shapes += convolution(1, inputs, 4 * filters)
+        for _ in range(blocks):
+            shapes += convolution(1, inputs, filters) + convolution(3, filters, filters)
+            shapes += convolution(1, filters, 4 * filters)
+            inputs = 4 * filters
+    return [*shapes, (inputs, 1000), (1000,)]

@@ -22,16 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import jobs
 import links
 import rich.console
 import rich.table
-from machine import processor
-from output import print_table
+import turns
+from output import print_table, processor
 from placed import placed_job, shared_out_threads
 from turns import Plan
 
-PROGRAM = Path(__file__).resolve().parent / "worker.py"
+PROGRAM = Path(__file__).with_name(turns.BACKENDS[turns.TENSORFLOW_NAME])
 CONTENDERS = (
     "all-reduce",
     "no_compression, two levels",
@@ -65,7 +64,7 @@ def main(
         output = str(Path(folder, "measured.json"))
         with links.network(hosts) as network:
             plan = Plan(
-                jobs.TWO_LEVELS,
+                turns.TWO_LEVELS,
                 CONTENDERS,
                 speeds,
                 network,

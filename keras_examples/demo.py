@@ -143,7 +143,7 @@ def verdict_on_time(dense: Record, compressed: Record) -> str:
         f"A compressed step was {1e3 * extra:.1f} ms slower than a dense one: over the loopback "
         "of one machine, sending the gradients of such a small network costs almost nothing. The "
         f"{saved:,.0f} bytes saved are worth it on links slower than about {break_even:,.0f} "
-        "Mbit/s. benchmarks/exchange.py shows what large gradients gain."
+        "Mbit/s. docs/benchmarks/links.md shows what large gradients gain."
     )
 
 

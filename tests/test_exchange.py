@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close, rounding
 from tests.replicas import collective, copies, mirrored, stepper
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.compressors import AdaComp, LGreCo, NoCompression, ScaleCom, TopK
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.setup import Candidate, Method

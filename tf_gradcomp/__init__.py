@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
-    from tf_gradcomp.advice.result import Advice
+    from tf_gradcomp.advice.cost_model import Advice
     from tf_gradcomp.chief import is_chief, worker_path
     from tf_gradcomp.groups.agreement import WorkersDisagreeError
     from tf_gradcomp.groups.horovod_group import HorovodGroup
@@ -40,7 +40,7 @@ __version__ = metadata.version("tf-gradcomp")
 
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
-    "Advice": "tf_gradcomp.advice.result",
+    "Advice": "tf_gradcomp.advice.cost_model",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.keras.common.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.local.gossip",

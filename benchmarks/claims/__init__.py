@@ -1,10 +1,10 @@
 """The claims of all papers."""
 
-from claims import adacomp, lgc, lgreco, on_digits, scalecom
+from claims import adacomp, lgreco, on_digits, scalecom
 from claims.claim import Claim, Paper
 
 PAPERS: tuple[Paper, ...] = (
-    *(adacomp.PAPER, scalecom.PAPER, lgc.PAPER),
+    *(adacomp.PAPER, scalecom.PAPER, scalecom.LGC),
     *lgreco.PAPERS,
     *on_digits.PAPERS,
 )

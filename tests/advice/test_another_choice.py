@@ -8,9 +8,8 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close, of_adam
 from tests.replicas import collective, copies, stepper
-from tf_gradcomp.advice import choice
-from tf_gradcomp.advice.cost_model import Prediction
-from tf_gradcomp.advice.probe import Probed
+from tf_gradcomp.advice import probe as probing
+from tf_gradcomp.advice.cost_model import Prediction, Probed
 
 METHODS = ["no_compression", "adacomp(bin_sizes=20)"]
 DENSE, SPARSE = METHODS
@@ -24,9 +23,9 @@ def choose(monkeypatch):
     def choose(method):
         def probe(strategy, specs, candidates, effort):
             seconds = [float(METHODS[i] != method) for i, _ in enumerate(candidates)]
-            return Probed([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds], {})
+            return Probed([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds])
 
-        monkeypatch.setattr(choice, "probe", probe)
+        monkeypatch.setattr(probing, "probe", probe)
 
     return choose
 

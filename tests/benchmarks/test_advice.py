@@ -3,11 +3,11 @@
 import json
 import sys
 
-import jobs
 import links
-import network_rows
+import network_report
 import placed
 import pytest
+import turns
 from turns import Plan
 
 from tests.benchmarks.conftest import BENCHMARKS
@@ -15,7 +15,7 @@ from tests.benchmarks.conftest import BENCHMARKS
 WHY_NOT = links.missing()
 LINK = "100 Mbit/s"
 DENSE, SPARSE = "no_compression", "adacomp"
-CONTENDERS = (jobs.ALL_REDUCE, DENSE, "cast", SPARSE, "auto", jobs.NOTHING)
+CONTENDERS = (turns.ALL_REDUCE, DENSE, "cast", SPARSE, "auto", turns.NOTHING)
 pytestmark = pytest.mark.alone
 NOISE = 2  # the machine may be busy: on a quiet one predictions are nearer, see benchmarks/
 
@@ -26,13 +26,17 @@ def rows(tmp_path_factory):
     output = tmp_path_factory.mktemp("network") / "measured.json"
     lines = []
     with links.network(2) as network:
-        plan = Plan(jobs.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 5, str(output))
-        command = [sys.executable, str(BENCHMARKS / "worker.py"), plan.to_text()]
+        plan = Plan(turns.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 5, str(output))
+        command = [
+            sys.executable,
+            str(BENCHMARKS / turns.BACKENDS[turns.TENSORFLOW_NAME]),
+            plan.to_text(),
+        ]
         with placed.placed_job(command, network, 1, lambda *line: lines.append(line)) as job:
             result = job.run()
     assert result.exit_code == 0, lines
     records = json.loads(output.read_text())
-    return {row.name: row for row in network_rows.rows(records)}
+    return {row.name: row for row in network_report.rows(records)}
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

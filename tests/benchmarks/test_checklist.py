@@ -1,22 +1,19 @@
 """Counts of losses, the step-time model and the pages made of recorded results."""
 
 import checklist
-import jobs
 import numpy as np
 import publish
 import pytest
 import records
-import sooner
-import step_model
+import time_to_accuracy_report as report
+import turns
 import worth_it
-import worth_it_plot
-from setups import Setup, ring_bytes, setups
-from step_model import Cost
+from setups import Cost, Setup, _not_negative, fit, ring_bytes, setups, trials
 from worth_it import Forecast, Model, Steps
 
 LATENCY, EACH = 0.002, 4e-9  # seconds, and seconds for each weight
 SPEEDS = {"10 Mbit/s": 10.0, "100 Mbit/s": 100.0, "1 Gbit/s": 1000.0}
-WEIGHTS = {jobs.MLP: 2_000_000, jobs.EXCHANGE: 20_000_000}
+WEIGHTS = {turns.MLP: 2_000_000, turns.EXCHANGE: 20_000_000}
 
 
 def record(setup, contender, seconds, sent=None):
@@ -49,8 +46,8 @@ def measured():
                 every = {"no_compression": dense, "cast": dense / 2, "adacomp": sparse}
                 for name, sent in every.items():
                     found.append(record(place, name, step(job, workers, speed, sent), sent))
-                found.append(record(place, jobs.TORCH_ALL_REDUCE, 8.8e-6 * dense / speed, dense))
-                found.append(record(place, jobs.NOTHING, 0.01))
+                found.append(record(place, turns.TORCH_ALL_REDUCE, 8.8e-6 * dense / speed, dense))
+                found.append(record(place, turns.NOTHING, 0.01))
     raw = [
         {"workers": n, "link": link, "Mbit/s": 2 * speed, "Mbit/s both ways": speed, "ms": 0.1}
         for n in (2, 4)
@@ -60,8 +57,8 @@ def measured():
 
 
 def one_setup(**seconds):
-    names = {"ddp": jobs.TORCH_ALL_REDUCE, "nothing": jobs.NOTHING}
-    place = {"job": jobs.MLP, "workers": 2, "link": "100 Mbit/s"}
+    names = {"ddp": turns.TORCH_ALL_REDUCE, "nothing": turns.NOTHING}
+    place = {"job": turns.MLP, "workers": 2, "link": "100 Mbit/s"}
     found = {names.get(name, name): record(place, name, one) for name, one in seconds.items()}
     found["no_compression"]["counted_bytes"] = 1_000_000  # 80 ms at full speed
     return Setup(**place, speed=100.0, records=found)
@@ -88,7 +85,7 @@ def test_losses_are_counted_against_the_best_of_each_baseline():
 def test_a_step_is_compared_with_a_fully_used_link_and_a_free_network():
     setup = one_setup(no_compression=0.4, ddp=0.2, cast=0.1, adacomp=0.05, nothing=0.04)
     setup.records["adacomp"]["stages"] = {"encode": 0.003, "decode": 0.002}
-    lines, ddp = list(checklist.steps([setup])), jobs.TORCH_ALL_REDUCE
+    lines, ddp = list(checklist.steps([setup])), turns.TORCH_ALL_REDUCE
     assert lines[-5:] == [
         "| free network | 40.0 |  |  |  | 5.0 | 2.5 | 2.0 | 100% |",
         "| adacomp | 50.0 | 45.0 to 60.0 | 3.0 | 2.0 | 4.0 | 2.0 | 1.6 | 80% |",
@@ -100,14 +97,14 @@ def test_a_step_is_compared_with_a_fully_used_link_and_a_free_network():
 
 def test_the_model_finds_the_costs_of_a_world_that_obeys_it(measured):
     found = setups(measured)
-    for trial in step_model.trials(found):
+    for trial in trials(found):
         assert len(trial.errors) == (18 if trial.tested == "4 workers" else 6)
         assert abs(trial.worst[1]) < 1e-6
-    assert [trial.tested for trial in step_model.trials(found)] == [
+    assert [trial.tested for trial in trials(found)] == [
         *(f"2 workers, {link}" for link in SPEEDS),
         "4 workers",
     ]
-    cost = step_model.fit("adacomp", found)
+    cost = fit("adacomp", found)
     assert (cost.latency, cost.each) == (pytest.approx(LATENCY), pytest.approx(EACH))
 
 
@@ -116,8 +113,8 @@ def test_the_error_is_computed_on_held_out_setups(measured):
     for one in changed["records"]:
         if one["link"] == "1 Gbit/s" and one["contender"] == "cast" and one["workers"] == 2:
             one["seconds"] = [2 * seconds for seconds in one["seconds"]]
-    trial = step_model.trials(setups(changed))[2]
-    errors = {name: error for (name, where), error in trial.errors.items() if jobs.MLP in where}
+    trial = trials(setups(changed))[2]
+    errors = {name: error for (name, where), error in trial.errors.items() if turns.MLP in where}
     assert errors["cast"] == pytest.approx(-0.5)
     assert abs(errors["no_compression"]) < 1e-6
     assert trial.worst[1] == pytest.approx(-0.5)
@@ -126,19 +123,21 @@ def test_the_error_is_computed_on_held_out_setups(measured):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_costs_are_not_negative(sign):
     columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    factors = step_model._not_negative(columns, sign * np.array([3.0, 2.0, 1.0]))
+    factors = _not_negative(columns, sign * np.array([3.0, 2.0, 1.0]))
     assert min(factors) == 0
     assert max(factors) == pytest.approx(2 if sign > 0 else 0)
 
 
 def test_records_keep_the_quantiles_and_the_later_run(measured, tmp_path):
     later = {**measured, "records": [{**measured["records"][0], "seconds": [1, 2, 3, 4, 5.00004]}]}
-    merged = records.of_network([measured, later])
+    merged = records.merge_steps([measured, later])
     assert len(merged["records"]) == len(measured["records"])
     assert merged["records"][0]["seconds"] == [1, 2, 3, 4, 5]
     assert merged["records"][0]["page_faults"] == [8]
-    records.write(merged, tmp_path / "records" / "network.json")
-    assert records.read(tmp_path / "records" / "network.json") == merged
+    times = {"task": "digits", "link": "1 Gbit/s", "rows": [{"seconds": 1.0}]}
+    everything = {**merged, "setups": [times]}
+    records.write_network(everything, tmp_path / "records" / "network.jsonl")
+    assert records.read_network(tmp_path / "records" / "network.jsonl") == everything
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_measured_cells_are_bold_and_others_predicted(measured):
         list(worth_it.cells(mlp, found, Forecast.of(found), n, ["1 Gbit/s", "10 Gbit/s"]))
         for n in (2, 8)
     )
-    dense, cast, sparse = 0.0704, step(jobs.MLP, 2, 1000, 4e6), step(jobs.MLP, 2, 1000, 2e5)
+    dense, cast, sparse = 0.0704, step(turns.MLP, 2, 1000, 4e6), step(turns.MLP, 2, 1000, 2e5)
     assert two[0] == f"**AdaComp {dense / sparse:.1f} ({cast / sparse:.1f})**"
     assert two[1] == "no"
     assert not any("*" in cell for cell in eight)
@@ -194,10 +193,10 @@ def trained(**sooner_than_dense):
 
 def test_a_run_that_never_reaches_the_goal_loses():
     setup = trained(no_compression=[1, 1], cast=[2, 1.6], adacomp=[4, 8], qsgd=[9, None])
-    text = "\n".join(sooner.details([{**setup, "about": {"machine": "some"}}]))
+    text = "\n".join(report.details([{**setup, "about": {"machine": "some"}}]))
     assert "| adacomp | 6.0 (4.0 to 8.0) | 3.5 (2.0 to 5.0) | 60% | 20.0 |" in text
     assert "| qsgd | never in 1 of 2 | never in 1 of 2 |  | 20.0 |" in text
-    text = "\n".join(sooner.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])]))
+    text = "\n".join(report.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])]))
     assert text.splitlines()[-3:] == [
         "| cast | 1 of 2 |  |",
         "| adacomp | 1 of 2 | 1 of 2 |",
@@ -217,8 +216,3 @@ def test_pages_are_what_the_records_say():
     for page, texts in publish.blocks().items():
         before = page.read_text()
         assert publish.filled(before, texts) == before, "run python benchmarks/publish.py"
-
-
-def test_break_even_is_plotted(measured, tmp_path):
-    worth_it_plot.draw(setups(measured), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -76,8 +76,3 @@ def test_one_seed_has_no_deviation_and_the_first_epoch_is_a_third_of_two(runs):
     assert lines[2].startswith("| 4 | adam | 1 | 70.00 | 65.00 | -5.00 | 25 ")
     assert row["curve"]["no_compression at 1/3"] == pytest.approx(50)
     assert row["curve"]["no_compression at 3/3"] == pytest.approx(90)
-
-
-def test_picture(runs, tmp_path):
-    convergence.plot(convergence.DIGITS, runs, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000

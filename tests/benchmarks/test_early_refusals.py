@@ -1,9 +1,7 @@
 """Benchmarks check all they need before hours of work begin."""
 
 import convergence
-import layerwise
 import links
-import local_steps_accuracy
 import network
 import pytest
 import time_to_accuracy
@@ -37,13 +35,7 @@ PROGRAMS = {
         ["digits", "--local-steps", "16", "--local-compressor", "top_k", "--delay", "20"],
         "time-to-accuracy/100mbit-20ms/digits-2workers-adam-top_k-16local-seed0.json",
     ),
-    "local steps": (
-        local_steps_accuracy.main,
-        ["--only", "digits-*"],
-        "digits-704steps-4learners-rounds16-nesterov-top-k-seed2.json",
-    ),
     "network": (network.main, [], "tuned/network.json"),
-    "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
     "time to accuracy": (
         time_to_accuracy.main,
         ["digits"],
@@ -59,8 +51,6 @@ def _nothing_runs(monkeypatch):
 
     monkeypatch.setattr(links, "missing", lambda *_: "")
     monkeypatch.setattr(links, "network", run)
-    monkeypatch.setattr(layerwise, "trained", run)
-    monkeypatch.setattr(local_steps_accuracy, "do_all", run)
     monkeypatch.setattr(network.Bench, "run_all", run)
     monkeypatch.setattr(trainings.Bench, "run_all", run)
 

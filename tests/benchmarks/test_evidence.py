@@ -1,21 +1,19 @@
 """Claims of papers: which runs they have, how their records are judged, and what is written."""
 
 import dataclasses
-import json
 import types
 
 import evidence
-import evidence_jobs
 import evidence_page
 import methods_table
 import pool
 import pytest
 import records
+import simulated
 from claims import CLAIMS
 from claims.claim import CANNOT_RUN, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
 from click.testing import CliRunner
-from encoding import Encoding
-from simulated import Training
+from simulated import Encoding, Training
 
 from tf_gradcomp import compressors
 
@@ -77,8 +75,8 @@ def test_all_runs_are_of_methods_that_there_are():
         assert run.seed == 0
         if isinstance(run, Training):
             assert run.rows % run.learners == 0, run.name
-            assert 3 < evidence_jobs.expected_seconds(run) < 900, run.name
-            points = -(-run.steps // evidence_jobs.steps_between_evaluations(run))
+            assert 3 < simulated.expected_seconds(run) < 900, run.name
+            points = -(-run.steps // simulated.steps_between_evaluations(run))
             assert points <= 30, "a record would be large"
 
 
@@ -89,7 +87,7 @@ def test_patterns_choose_runs_and_the_longest_come_first():
     assert {*alone} < {*some[:3]}  # claims
     assert {*some[3:]} == {*methods_table.GROUPS["methods/digits_8"]}
     for part in (some[:3], some[3:]):
-        seconds = [*map(evidence_jobs.expected_seconds, part)]
+        seconds = [*map(simulated.expected_seconds, part)]
         assert seconds == sorted(seconds, reverse=True)
     assert all(isinstance(run, Encoding) for run in evidence.chosen(["methods/encoding*"]))
     assert evidence.chosen(["adacomp/imagenet"]) == []
@@ -191,25 +189,17 @@ def test_ratios_are_computed_for_each_kind_of_layer():
 def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
     claim = CLAIMS["adacomp/mnist_cnn"]
     dense, other = (claim.runs[label].name for label in ("dense", "AdaComp"))
-    records = {
+    of_runs = {
         dense: [record(claim.runs["dense"], 98.0, seed=seed) for seed in (0, 1)],
         other: [record(claim.runs["AdaComp"], 98.0 - seed, seed=seed) for seed in (1, 2)],
     }
-    results = evidence_page.results_of(claim, records)
+    results = evidence_page.results_of(claim, of_runs)
     assert [len(some) for some in results.values()] == [1, 1]
     assert claim.verdict(results)[0] == NOT_REPRODUCED
-    page = evidence_page.pages(records, evidence.command)["evidence.md"]
+    page = evidence_page.pages(of_runs, evidence.command)["evidence.md"]
     assert "| adacomp/mnist_cnn | 0.88 and 0.85 % | recalled | 2.00 and 3.00 % | 1 |" in page
     assert "--only adacomp/char_lstm --resume" in page
     assert "Measured with TensorFlow 2.21.0 and Keras 3.15.1 on a CPU." in page
-
-
-def test_the_table_names_the_machine_of_its_times():
-    run = next(run for run in evidence.chosen(["methods/encoding_8"]))
-    some = {run.name: [record(run, processor="another CPU")]}
-    page = evidence_page.pages(some, evidence.command)["benchmarks/methods_table.md"]
-    assert "encoding and decoding are from another CPU." in page
-    assert "They are those of compiled steps, on one thread." in page
 
 
 def test_a_learner_is_timed():
@@ -233,7 +223,7 @@ def test_a_method_is_bold_if_no_equally_accurate_method_sends_less():
     assert found["adacomp"].sent == 440 * 20
     assert found["random_k"].behind == 8
     assert methods_table.unbeaten(found) == ["adacomp"]
-    text = methods_table.table(some, 2)
+    text = methods_table.markdown(some, 2)
     assert "| `adacomp` | 97.50 | +0.50 | **0.01** | not run yet |" in text
     assert methods_table.wins(some)[1] == 1
 
@@ -247,15 +237,13 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
     done = []
 
     class Pool:
-        def __init__(self, folder, *_):
-            self.folder = folder
+        def __init__(self, *_):
+            pass
 
         def run_all(self, runs):
             for run in runs:
                 done.append(run)
-                if run.learners == 1:
-                    pool.record_of(self.folder, run).write_text(json.dumps(record(run)))
-                yield run, run.learners == 1
+                yield run, record(run) if run.learners == 1 else None
 
     monkeypatch.setattr(pool, "Pool", Pool)
     some = ["--only", "adacomp/bins", "--seeds", "2"]
@@ -264,38 +252,36 @@ def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
     assert "6 runs failed" in first.output
     assert [run.seed for run in done] == [0] * 4 + [1] * 4
     done.clear()
-    assert "holds the results of an earlier run" in invoked(tmp_path, *some).output
+    refused = invoked(tmp_path, *some).output
+    assert "holds the results of an earlier run" in " ".join(refused.split())
     invoked(tmp_path, *some, "--resume")
     assert [run.learners for run in done] == [8] * 6
-    file = pool.record_of(tmp_path / "records", CLAIMS["adacomp/bins"].runs["dense"])
-    file.write_text(json.dumps({**json.loads(file.read_text()), "steps": 5}))
-    assert "is of another run" in invoked(tmp_path, *some, "--resume").output
+    file = tmp_path / "records" / records.EVIDENCE.name
+    found = records.by_name(file)
+    name = CLAIMS["adacomp/bins"].runs["dense"].name
+    records.write_by_name(file, {**found, name: {**found[name], "steps": 5}})
+    refused = invoked(tmp_path, *some, "--resume").output
+    assert "is of another run" in " ".join(refused.split())
     page = (tmp_path / "docs" / "evidence.md").read_text()
     assert "Nothing has been run yet" not in page
     assert (tmp_path / "docs" / evidence_page.METHODS_PLOT).exists()
     assert "not run yet" in page
 
 
-def test_a_run_in_a_separate_process_writes_its_record(tmp_path):
+def test_a_run_in_a_separate_process_sends_its_record(tmp_path):
     good = Training("digits", 2, 0, 4, "adacomp")
     bad = Training("digits", 3, 0, 4)  # they cannot share a batch of 64
-    told = []
-    two = pool.Pool(tmp_path, evidence_jobs.WORK, pool.Limits(2, 1), told.append)
+    progress = []
+    two = pool.Pool(tmp_path, simulated.WORK, pool.Limits(2, 1), progress.append)
     ended = dict(two.run_all([good, bad]))
-    assert ended == {good: True, bad: False}
-    written = json.loads(pool.record_of(tmp_path, good).read_text())
-    assert {key: written[key] for key in ("task", "learners", "steps")} == {
-        "task": "digits",
-        "learners": 2,
-        "steps": 4,
-    }
-    assert len(written["curve"]) == 1
-    assert written["sent_bytes"] > 0
+    assert ended[bad] is None
+    settings = ("task", "learners", "steps")
+    assert [ended[good][key] for key in settings] == ["digits", 2, 4]
+    assert len(ended[good]["curve"]) == 1
+    assert ended[good]["sent_bytes"] > 0
     assert "cannot be divided equally" in (tmp_path / f"{bad.name}.log").read_text()
-    assert sorted(told) == told
-    assert [file.name for file in tmp_path.glob("*") if file.suffix != ".json"] == [
-        f"{bad.name}.log"
-    ]
+    assert sorted(progress) == progress
+    assert [file.name for file in tmp_path.glob("*")] == [f"{bad.name}.log"]
 
 
 def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
@@ -306,7 +292,6 @@ def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
 
         def __init__(self, target, args, name):
             self.run = args[0]
-            self.sentinel = len(started)
 
         def start(self):
             started.append(self.run)
@@ -315,28 +300,37 @@ def test_runs_that_can_end_in_time_come_first(tmp_path, monkeypatch):
             pass
 
     clock = iter(range(0, 10_000, 10))  # 10 seconds for all that is looked at
-    context = types.SimpleNamespace(Process=Process)
+
+    class End:
+        def recv(self):
+            return {}
+
+        def close(self):
+            pass
+
+    context = types.SimpleNamespace(Process=Process, Pipe=lambda duplex: (End(), End()))
     monkeypatch.setattr(pool, "_preloaded", lambda module, threads: context)
     monkeypatch.setattr(pool.connection, "wait", lambda running, timeout: running)
     monkeypatch.setattr(pool, "time", types.SimpleNamespace(monotonic=clock.__next__))
     long, short = (Training("digits", 8, 0, steps) for steps in (20_000, 22))
     limits = pool.Limits(1, 1, minutes=1)
-    one = pool.Pool(tmp_path, evidence_jobs.WORK, limits, lambda done: None)
+    one = pool.Pool(tmp_path, simulated.WORK, limits, lambda done: None)
     ended = [run for run, _ in one.run_all([long, short])]
     assert ended == started == [short, long]
 
 
 def test_the_pages_are_those_of_the_recorded_runs():
-    found = evidence.records(records.EVIDENCE)
+    found = evidence.recorded(records.EVIDENCE)
     for name, text in evidence_page.pages(found, evidence.command).items():
         assert (evidence.ROOT / "docs" / name).read_text() == text, "evidence.py --page-only"
-    files = {file.stem for file in records.EVIDENCE.glob("*.json")}
     used = {
         dataclasses.replace(run, seed=one["seed"]).name
         for run in evidence.chosen(())
         for one in found[run.name]
     }
-    assert files == used, "these records are of runs that there are no more"
+    assert records.by_name(records.EVIDENCE).keys() == used, (
+        "these records are of runs that there are no more"
+    )
 
 
 @pytest.mark.parametrize(

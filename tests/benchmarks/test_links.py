@@ -11,7 +11,6 @@ import time
 
 import links
 import pytest
-import relay
 from placed import measured_links
 
 from tests.benchmarks.conftest import BENCHMARKS
@@ -70,7 +69,7 @@ def test_a_relay_delays_and_drops_one_direction_of_a_cable():
     pipe, stop = os.pipe()
     ends = [(near_end.fileno(), far_end.fileno())]
     chance = random.Random(7)
-    carrying = threading.Thread(target=relay.carry, args=(ends, DELAY, LOSS, chance, pipe))
+    carrying = threading.Thread(target=links.carry, args=(ends, DELAY, LOSS, chance, pipe))
     carrying.start()
     try:
         sent = {}
@@ -140,8 +139,8 @@ def test_missing_requirements_of_links_are_named(monkeypatch):
     nothing = "There is no ip and no tc and no unshare here; "
     assert links.missing() == f"{nothing}Debian has them in iproute2 and util-linux."
     monkeypatch.setattr(links.shutil, "which", lambda command: command)
-    monkeypatch.setattr(relay, "_TUN", "/dev/nothing")
-    nothing = "Links cannot be delayed here: There is no /dev/nothing here."
+    monkeypatch.setattr(links, "_TUN", "/dev/nothing")
+    nothing = "Links cannot be delayed here: there is no /dev/nothing."
     assert links.missing(0.02) == nothing
     monkeypatch.setattr(links, "_run", refuse)
     assert links.missing() == "Links cannot be shaped here: ip: Operation not permitted."

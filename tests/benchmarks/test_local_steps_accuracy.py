@@ -2,18 +2,17 @@
 
 import dataclasses
 import functools
-import json
 
 import local_steps_accuracy
-import local_steps_jobs
-import local_steps_tables
+import local_steps_runs
 import pool
 import pytest
+import records
 from click.testing import CliRunner
 from trainings import DIGITS, TEXT
 
 READINGS = {"digits": DIGITS, "text": TEXT}
-Job = functools.partial(local_steps_jobs.Job, dense_steps=128)
+Job = functools.partial(local_steps_runs.Job, dense_steps=128)
 
 
 def record(job, quality, payload=10.0, sent=30.0):
@@ -24,13 +23,13 @@ def record(job, quality, payload=10.0, sent=30.0):
 def test_rows_are_compared_with_dense_training_of_their_seeds():
     rounds = {"steps": 16, "outer": "nesterov", "compressor": "top-k"}
     local = [Job("digits", 4, seed, **rounds) for seed in (0, 1, 2)]
-    records = [
+    of_runs = [
         *(record(Job("digits", 1, seed), quality) for seed, quality in enumerate((98.0, 96.0))),
         *(record(job, quality) for job, quality in zip(local, (97.5, 96.0, 50.0), strict=True)),
         record(Job("digits", 1, 0, batch=16, rate=4.0), 90.0),
         record(Job("digits", 1, 0, dense_steps=64), 70.0),
     ]
-    short, dense, larger, rounds = local_steps_tables.compare(records[::-1], READINGS)
+    short, dense, larger, rounds = local_steps_runs.compare(of_runs[::-1], READINGS)
     assert (short["dense_steps"], short["quality"]) == (64, 70.0)
     assert (dense["training"], dense["seeds"], dense["times fewer"]) == ("dense", 2, 1)
     assert (rounds["training"], rounds["seeds"]) == ("rounds16-nesterov-top-k", 2)  # 2 is alone
@@ -49,7 +48,7 @@ def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_
         for seed, quality in enumerate(qualities)
     ]
     local = [record(Job("text", 4, seed, steps=16), 2.1) for seed in (0, 1)]
-    rows = local_steps_tables.compare([*dense, *local], READINGS)
+    rows = local_steps_runs.compare([*dense, *local], READINGS)
     differences = {row["training"]: round(row["difference"], 6) for row in rows}
     of_dense = {"dense": 0.2, "dense-rate2": 0.0, "dense-rate4": -0.8}
     assert differences == {**of_dense, "rounds16-average-none": 0.2}
@@ -57,14 +56,14 @@ def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_
 
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])
 def test_the_longest_round_within_a_percent_is_named(quality, good):
-    records = [
+    of_runs = [
         record(Job("text", 1, 0), 2.0),
         record(Job("text", 1, 0, batch=4), 2.01),
         record(Job("text", 1, 0, batch=16), 2.1),
         record(Job("text", 4, 0, steps=16, warmup_steps=64, rate=2.0), quality),
         record(Job("text", 4, 0, steps=64), 3.0),
     ]
-    text = local_steps_tables.markdown(local_steps_tables.compare(records, READINGS), READINGS)
+    text = local_steps_runs.markdown(local_steps_runs.compare(of_runs, READINGS), READINGS)
     assert f"| text, 128 steps | 4 | {good} | 4 |" in text
     assert "| any | dense | 1 | 2.000 | +0.000 | yes | 4,000 | 1 | 1 |" in text
     assert "| 4 | rounds of 16, mean, uncompressed, 64 steps of warm-up, rate 2 times |" in text
@@ -78,15 +77,13 @@ def test_runs_leave_records_that_are_reused(tmp_path, monkeypatch):
     done = []
 
     class Pool:
-        def __init__(self, folder, *_):
-            self.folder = folder
+        def __init__(self, *_):
+            pass
 
         def run_all(self, runs):
             for job in runs:
                 done.append(job.name)
-                found = {**record(job, 90.0), "seconds": 1.0}
-                pool.record_of(self.folder, job).write_text(json.dumps(found))
-                yield job, True
+                yield job, {**record(job, 90.0), "seconds": 1.0}
 
     monkeypatch.setattr(pool, "Pool", Pool)
     rounds, dense = "digits-128steps-2learners-rounds4-average-none", "digits-128steps-1learners-*"
@@ -98,18 +95,28 @@ def test_runs_leave_records_that_are_reused(tmp_path, monkeypatch):
     assert "| digits, 128 steps | 2 | 4 | 64 |" in first.output
     larger = "digits-128steps-1learners-dense-batch4-rate2-seed0"
     assert larger in done
-    (tmp_path / f"{larger}.json").unlink()
+    refused = invoked(tmp_path, *some)
+    assert refused.exit_code == 2
+    assert "holds the results of an earlier run" in " ".join(refused.output.split())
+    file = tmp_path / "local_steps.jsonl"
+    found = records.by_name(file)
+    one = found.pop(larger)
+    records.write_by_name(file, found)
     assert invoked(tmp_path, *some, "--reuse").exit_code == 0
     assert done[8:] == [larger]
-    file = tmp_path / f"{larger}.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "rate": 3.0}))
+    assert records.by_name(file) == {**found, larger: one}
+    records.write_by_name(file, {**found, larger: {**one, "rate": 3.0}})
+    assert invoked(tmp_path, *some, "--overwrite").exit_code == 0
+    assert len(done) == 8 + 1 + 8
+    assert records.by_name(file) == {**found, larger: one}
+    records.write_by_name(file, {**found, larger: {**one, "rate": 3.0}})
     refused = invoked(tmp_path, *some, "--reuse")
     assert refused.exit_code == 2
     assert "it is of another run" in " ".join(refused.output.split())
 
 
 def test_all_of_a_grid_are_named_differently():
-    grid = local_steps_jobs.Grid((4, 16), ("none",), (0, 64), (1.0, 2.0))
+    grid = local_steps_runs.Grid((4, 16), ("none",), (0, 64), (1.0, 2.0))
     jobs = list(grid.jobs(4, "digits", 0, 128))
     assert len({job.name for job in jobs}) == len(jobs) == 2 + 2 * 2 * 2 * 2 + 4
     name = "digits-128steps-4learners-rounds4-average-none-warmup64-rate2-seed0"

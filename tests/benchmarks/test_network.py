@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 
-import cells
-import jobs
 import keras
 import links
 import network
 import network_report
-import network_rows
 import pytest
+import turns
 
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.workers import PYTHON, python_path, server
@@ -33,20 +31,20 @@ def measure(folder, *options, python=(sys.executable,)):
     )
     assert done.returncode == 0, done.stderr
     measured = json.loads((folder / "default" / "network.json").read_text())
-    rows = {row.name: row for row in network_rows.rows(measured["records"])}
+    rows = {row.name: row for row in network_report.rows(measured["records"])}
     assert (folder / "default" / "network.md").read_text() in done.stdout
     return measured, rows, done.stdout
 
 
 def test_on_the_loopback(tmp_path):
-    some = ("adacomp", jobs.GOSSIP, jobs.HOROVOD_ADACOMP)
+    some = ("adacomp", turns.GOSSIP, turns.HOROVOD_ADACOMP)
     few = [option for name in some for option in ("--contender", name)]
     options = ["--loopback", "--job", "mlp", "--workers", "2", *few]
     measured, rows, said = measure(tmp_path, *options, python=PYTHON)
     assert {record["link"] for record in measured["records"]} == {links.LOOPBACK}
-    pairs = {"adacomp": jobs.ALL_REDUCE, jobs.GOSSIP: jobs.ALL_REDUCE}
+    pairs = {"adacomp": turns.ALL_REDUCE, turns.GOSSIP: turns.ALL_REDUCE}
     if network.version("horovod.tensorflow"):
-        pairs[jobs.HOROVOD_ADACOMP] = jobs.HOROVOD_ALL_REDUCE
+        pairs[turns.HOROVOD_ADACOMP] = turns.HOROVOD_ALL_REDUCE
     assert set(rows) == {*pairs, *pairs.values()}
     for sparse, dense in pairs.items():
         assert rows[sparse].counted < rows[dense].counted / 10
@@ -57,13 +55,13 @@ def test_on_the_loopback(tmp_path):
 @pytest.mark.alone
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_on_a_shaped_link(tmp_path):
-    few = (jobs.ALL_REDUCE, "cast", "adacomp", jobs.NOTHING)
+    few = (turns.ALL_REDUCE, "cast", "adacomp", turns.NOTHING)
     measured, rows, _ = measure(
         tmp_path,
         *("--job", "mlp", "--workers", "2", "--link", "100 Mbit/s"),
         *(option for name in few for option in ("--contender", name)),
     )
-    dense = rows[jobs.ALL_REDUCE]
+    dense = rows[turns.ALL_REDUCE]
     assert 0.5 < 8e-3 * dense.counted / dense.median / measured["raw"][0]["Mbit/s"] < 1.5
     assert dense.agrees
     assert rows["cast"].agrees
@@ -75,23 +73,23 @@ def test_on_a_shaped_link(tmp_path):
 
 
 def test_cells_can_be_chosen():
-    (cell,) = cells.chosen(
-        cells.FULL,
+    (cell,) = network.chosen(
+        network.FULL,
         only_jobs=["mlp"],
         only_workers=[2],
         only_links=["1 Gbit/s"],
-        frameworks=[jobs.TENSORFLOW_NAME],
+        frameworks=[turns.TENSORFLOW_NAME],
     )
     assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
-    assert tuple(cell.contenders) == (*cells.EVERYONE, jobs.GOSSIP)
-    assert list(cell.by_framework) == [jobs.TENSORFLOW_NAME]
-    some = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
-    assert {tuple(cell.contenders) for cell in some} == {(jobs.ALL_REDUCE, "power_sgd")}
-    whole = cells.chosen(cells.FULL)
-    assert [cell.job for cell in whole] == [cell.job for cell in cells.FULL]
-    assert whole[0].by_framework[jobs.TORCH_NAME] == list(jobs.TORCH)
-    assert whole[0].by_framework[jobs.HOROVOD_NAME] == list(jobs.HOROVOD)
-    assert {tuple(cell.links) for cell in cells.chosen(cells.SHORT, shaped=False)} == {
+    assert tuple(cell.contenders) == (*network.EVERYONE, turns.GOSSIP)
+    assert list(cell.by_framework) == [turns.TENSORFLOW_NAME]
+    some = network.chosen(network.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
+    assert {tuple(cell.contenders) for cell in some} == {(turns.ALL_REDUCE, "power_sgd")}
+    whole = network.chosen(network.FULL)
+    assert [cell.job for cell in whole] == [cell.job for cell in network.FULL]
+    assert whole[0].by_framework[turns.TORCH_NAME] == list(turns.TORCH)
+    assert whole[0].by_framework[turns.HOROVOD_NAME] == list(turns.HOROVOD)
+    assert {tuple(cell.links) for cell in network.chosen(network.SHORT, shaped=False)} == {
         (links.LOOPBACK,)
     }
 
@@ -105,4 +103,4 @@ def test_a_python_without_pytorch_is_found_out(tmp_path):
 def test_pytorch_is_given_the_shapes_that_keras_has():
     model = keras.applications.ResNet50(weights=None)
     shapes = sorted(tuple(variable.shape) for variable in model.trainable_variables)
-    assert sorted(jobs.resnet50_shapes()) == shapes
+    assert sorted(turns.resnet50_shapes()) == shapes

@@ -2,30 +2,29 @@
 
 import kernels
 import pytest
-import recorded
 from click.testing import CliRunner
 
 
 def write(file, **ratios):
-    recorded.Recorded("1 x processor", ratios).write(file)
-    return recorded.Recorded.read("1 x processor", file)
+    kernels.Recorded("1 x processor", ratios).write(file)
+    return kernels.Recorded.read("1 x processor", file)
 
 
 def test_records_that_are_written_can_be_read(tmp_path):
     file = tmp_path / "ratios.json"
-    assert recorded.Recorded.read("1 x processor", file) is None
-    assert write(file, encode=[1.234, 2]) == recorded.Recorded(
+    assert kernels.Recorded.read("1 x processor", file) is None
+    assert write(file, encode=[1.234, 2]) == kernels.Recorded(
         "1 x processor", {"encode": [1.23, 2]}
     )
-    recorded.Recorded("another", {"encode": [5, 5]}).write(file)
-    assert recorded.Recorded.read("1 x processor", file).ratios == {"encode": [1.23, 2]}
-    assert recorded.Recorded.read("a third", file) is None
+    kernels.Recorded("another", {"encode": [5, 5]}).write(file)
+    assert kernels.Recorded.read("1 x processor", file).ratios == {"encode": [1.23, 2]}
+    assert kernels.Recorded.read("a third", file) is None
 
 
 def test_a_kernel_that_takes_twice_as_long_is_named_with_its_ratios(tmp_path):
     of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0], decode=[1.0, 2.0])
-    assert recorded.slower({"encode": [3.95, 5.8], "decode": [1.9, 3.9]}, of_record) == {}
-    slow = recorded.slower({"encode": [4.06, 6.1], "decode": [1.9, 3.9]}, of_record)
+    assert kernels.slower({"encode": [3.95, 5.8], "decode": [1.9, 3.9]}, of_record) == {}
+    slow = kernels.slower({"encode": [4.06, 6.1], "decode": [1.9, 3.9]}, of_record)
     assert list(slow) == ["encode"]
     assert (
         "encode: 4.06 times as long as r += g, 6.10 as a product of matrices, and 2.00 times"
@@ -37,14 +36,14 @@ def test_a_kernel_that_takes_twice_as_long_is_named_with_its_ratios(tmp_path):
 def test_a_kernel_slower_relative_to_one_floor_only_is_due_to_the_machine(tmp_path):
     of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
     for ratios in ([6.0, 3.0], [2.0, 9.0]):
-        assert recorded.slower({"encode": ratios}, of_record) == {}
+        assert kernels.slower({"encode": ratios}, of_record) == {}
 
 
 def test_a_new_kernel_is_named_and_not_checked(tmp_path):
     of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
     measured = {"encode": [2.0, 3.0], "select": [9.0, 9.0]}
-    assert recorded.slower(measured, of_record) == {}
-    (sentence,) = recorded.not_recorded(measured, of_record)
+    assert kernels.slower(measured, of_record) == {}
+    (sentence,) = kernels.not_recorded(measured, of_record)
     assert "select: not recorded yet" in sentence
 
 

@@ -10,7 +10,6 @@ import links
 import pytest
 import records
 import simulated
-import sooner
 import tensorflow as tf
 import time_to_accuracy
 import time_to_accuracy_report as report
@@ -180,8 +179,8 @@ def invoked_with_paces(folder, monkeypatch, *args):
     setup = dict(zip(records.SETUP, ("digits", "adam", 2, 0.0, "100 Mbit/s"), strict=True))
     setup |= {"about": {"machine": "a quiet one"}, "measured": None}
     setup["rows"] = [dict(zip(names, row, strict=True)) for row in rows]
-    file = folder / "recorded.json"
-    file.write_text(json.dumps({"setups": [setup]}))
+    file = folder / "recorded.jsonl"
+    records.write_network({"about": {}, "raw": [], "records": [], "setups": [setup]}, file)
     args = ["digits", *args, "--paces", str(file), "--results", str(folder / "results")]
     return CliRunner().invoke(time_to_accuracy.main, args)
 
@@ -198,10 +197,10 @@ def test_recorded_times_of_steps_are_given_to_new_curves(tmp_path, monkeypatch):
     assert rows["auto", 0]["seconds"] == pytest.approx(8)
     assert rows["auto", 1]["seconds"] == pytest.approx(6)
     assert [rows["auto", seed]["times faster"] for seed in (0, 1)] == pytest.approx([5, 40 / 6])
-    entry = records.of_times([result])["setups"][0]
-    (found,) = (one for one in sooner.sooner(entry) if one.method == "auto")
+    entry = records.merge_times([result])[0]
+    (found,) = (one for one in report.sooner(entry) if one.method == "auto")
     assert found.cells[0] == "5.8 (5.0 to 6.7)"
-    text = "\n".join(sooner.details([entry]))
+    text = "\n".join(report.details([entry]))
     assert "Steps were timed on a quiet one, and trained on " in text
 
 
@@ -219,9 +218,9 @@ def test_a_new_result_takes_the_place_of_what_measured_the_same():
         links = {"1 Gbit/s": {"measured": None, "rows": [{"seconds": 1.0}]}}
         return {"about": {"machine": machine}, "what": what, "links": links}
 
-    before = records.of_times([result(2, "old"), result(4, "old")])
-    after = records.of_times([result(2, "new")], before["setups"])
-    found = [(entry["workers"], entry["about"]["machine"]) for entry in after["setups"]]
+    before = records.merge_times([result(2, "old"), result(4, "old")])
+    after = records.merge_times([result(2, "new")], before)
+    found = [(entry["workers"], entry["about"]["machine"]) for entry in after]
     assert found == [(2, "new"), (4, "old")]
 
 
@@ -264,14 +263,6 @@ def test_all_runs_have_equal_epochs_of_whole_rounds(rates, used, tmp_path, monke
         ([DENSE, "cast"], [*epochs, *synchronous], 14),
         (["cast, 16 local steps", "cast, 24 local steps"], [*epochs, *local], 14),
     ]
-
-
-def test_plot(tmp_path):
-    dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
-    free = comparison.at_pace(dense, FREE_PACE)
-    runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
-    report.plot(runs, 2.45, "100 Mbit/s", tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 PROGRAM = """

@@ -79,7 +79,7 @@ def test_contenders_with_a_residual_are_warmed_up(log):
 
 
 def test_a_plan_travels_on_the_command_line(monkeypatch):
-    monkeypatch.setattr(turns.sys, "argv", ["worker.py", PLAN.to_text()])
+    monkeypatch.setattr(turns.sys, "argv", ["tensorflow_backend.py", PLAN.to_text()])
     assert json.dumps(dataclasses.asdict(turns.Plan.from_command_line())) == PLAN.to_text()
     assert turns.Plan.from_command_line().network == PLAN.network
 

@@ -50,7 +50,7 @@ def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F8
     for method in ("no_compression", "cast", "adacomp"):
         assert float(columns(done.stdout, method)[1]) > 0  # computing
     assert "top_k" in done.stdout  # what the program itself uses
-    assert columns(done.stdout, "adacomp")[-2] == "yes"  # trains like dense
+    assert columns(done.stdout, "adacomp")[-1] == "yes"  # trains like dense
     verdict, *notes = done.stdout.splitlines()[-4:]
     assert verdict.startswith(("Use compressor=", "Compression will not pay"))
     assert "apply to its loopback and not to a cluster's network" in notes[0]
@@ -69,8 +69,6 @@ def test_figures_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F81
     assert all(one["compute"] > 0 for one in found["predictions"])
     like_dense = {one["method"]: one["trains_like_dense"] for one in found["predictions"]}
     assert like_dense == {"no_compression": True, "cast": True, "adacomp": True, own: None}
-    late = {one["method"]: one["late"] for one in found["predictions"]}
-    assert late["no_compression"] == late["cast"] == 0 < late[own] < 0.8
 
 
 def test_several_replicas_of_a_worker_count_a_step_once(program):  # noqa: F811

@@ -13,7 +13,7 @@ from tests.compressors.test_conformance import random_gradients
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp import ops
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.bounds import assert_close, rounding
 from tests.compressors.lockstep import in_lockstep
 from tests.replicas import collective, copies, mirrored, stepper
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.compressors import (
     AdaComp,
     Cast,

@@ -29,9 +29,8 @@ from tests.net.program import (
     initial,
 )
 from tests.replicas import collective, copies, mirrored, per_replica
-from tf_gradcomp.advice import choice
-from tf_gradcomp.advice.cost_model import Prediction
-from tf_gradcomp.advice.probe import Probed
+from tf_gradcomp.advice import probe as probing
+from tf_gradcomp.advice.cost_model import Prediction, Probed
 
 SCALER = {"initial_scale": 8.0, "dynamic_growth_steps": 3}
 
@@ -216,13 +215,13 @@ def _choosing_the_first() -> Iterator[None]:
     """Within it, `Auto` predicts its first candidate to be the fastest."""
 
     def predicted(group: Any, specs: Any, candidates: Any, effort: Any) -> Probed:
-        return Probed([Prediction("", 0, i, 0, 0, 0, 0, 0) for i, _ in enumerate(candidates)], {})
+        return Probed([Prediction("", 0, i, 0, 0, 0, 0, 0) for i, _ in enumerate(candidates)])
 
-    original, choice.probe = choice.probe, predicted
+    original, probing.probe = probing.probe, predicted
     try:
         yield
     finally:
-        choice.probe = original
+        probing.probe = original
 
 
 def _core(optimizer: Any) -> Any:

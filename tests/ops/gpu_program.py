@@ -25,7 +25,7 @@ from tests.replicas import copies, stepper
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 from tf_gradcomp.compressors.stages import run_stage
 from tf_gradcomp.exchange.exchange import GradientExchange

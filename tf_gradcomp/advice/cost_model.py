@@ -1,4 +1,4 @@
-"""Predicts the time of a step: computing, encoding, collectives and decoding."""
+"""Predicts the time of a step, and advises: computing, encoding, collectives and decoding."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 EXCHANGE_SHARE = 0.1  # the share of the time that local steps leave to the exchange
 WORTHWHILE = 0.05  # of a step: predictions are not more exact
+_WIDTH = 120  # of the table
+_TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
+_RESERVATION = {
+    True: "",
+    False: " In our measurements, this method trained less well than dense.",
+    None: " We did not measure whether this method trains like dense.",
+}
+_MEASURED = {True: "yes", False: "no", None: "not tried"}
 
 
 class Kind(NamedTuple):
@@ -46,8 +57,8 @@ class Curve:
         """The seconds of collectives in which a worker sends a number of bytes."""
         if len(self.points) == 1:
             return self.points[0][1]
-        places = [place for place, _ in self.points]
-        behind = min(max(bisect.bisect(places, sent_bytes), 1), len(places) - 1)
+        measured = [measured_bytes for measured_bytes, _ in self.points]
+        behind = min(max(bisect.bisect(measured, sent_bytes), 1), len(measured) - 1)
         (start, low), (end, high) = self.points[behind - 1 : behind + 1]
         slope = (high - low) / (end - start)
         return max(0.0, low + slope * (sent_bytes - start))
@@ -73,8 +84,6 @@ class Work:
     decode: float  # seconds after the last request
     payload_bytes: float  # bytes of a worker's payload
     requests: Sequence[SentRequest]  # the method's requests, in order
-    # The share of the residuals in all that a worker could send, by their sums of squares.
-    late: float = 0.0
 
     def scaled(self, factor: float, of_bytes: float) -> Work:
         """The work for a model with `factor` times the time, and `of_bytes` times the bytes."""
@@ -83,7 +92,6 @@ class Work:
             factor * self.decode,
             of_bytes * self.payload_bytes,
             [SentRequest(kind, of_bytes * sent_bytes) for kind, sent_bytes in self.requests],
-            self.late,
         )
 
 
@@ -100,7 +108,6 @@ class Prediction:
         decode: See `Work`.
         payload_bytes: The bytes of a worker's payload.
         sent_bytes: The bytes that a worker sends in the collectives.
-        late: See `Work`.
         trains_like_dense: Whether it did in our measurements; None if it was not measured, or not
             with these settings.
         noise: The uncertainty of the latency in seconds.
@@ -114,7 +121,6 @@ class Prediction:
     decode: float
     payload_bytes: float
     sent_bytes: float
-    late: float = 0.0
     trains_like_dense: bool | None = None
     noise: float = 0.0
 
@@ -133,18 +139,14 @@ class Prediction:
         return self.step + self.noise + other.noise < other.step
 
 
-def step_with(prediction: Prediction, local_steps: int) -> float:
-    """Returns the mean seconds of a step if several local steps share an exchange."""
-    return prediction.compute + prediction.exchange / local_steps
-
-
-def enough_local_steps(prediction: Prediction, share: float = EXCHANGE_SHARE) -> int | None:
-    """Returns the fewest local steps with which exchanges take at most a share of the time.
+def enough_local_steps(prediction: Prediction) -> int | None:
+    """Returns the fewest local steps with which exchanges take at most a tenth of the time.
 
     None if the time of computing is unknown.
     """
     if not prediction.compute:
         return None
+    share = EXCHANGE_SHARE
     steps = prediction.exchange * (1 - share) / (share * prediction.compute)
     return max(1, math.ceil(round(steps, 6)))  # not one more because of rounding
 
@@ -185,7 +187,128 @@ def predict(
         work.decode,
         work.payload_bytes,
         sum(sent_bytes for _, sent_bytes in work.requests),
-        work.late,
         trains_like_dense,
         sum(curves[kind].noise for kind, _ in work.requests),
     )
+
+
+class Probed(NamedTuple):
+    """The findings of a job's probe; equal on all workers."""
+
+    # The predictions for the candidates, in their order, with 0 as `compute`.
+    predictions: list[Prediction]
+    tables: Sequence[str] = ()  # the paths of embeddings, whose gradients it treated as dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """The advice for a job; as text a table and a sentence.
+
+    Attributes:
+        predictions: For each method; the dense baseline first. Empty with one replica.
+        best: The recommended `compressor=`: the method with the shortest step, apart from noise.
+            This is the baseline unless some method shortens a step by a twentieth, and by more than
+            noise.
+        table: The predictions.
+        verdict: A recommendation, or the statement that compression will not pay.
+    """
+
+    predictions: tuple[Prediction, ...]
+    best: str
+    table: str
+    verdict: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the findings, JSON-serializable; times are in seconds."""
+        predictions = [
+            {
+                **dataclasses.asdict(one),
+                "exchange": one.exchange,
+                "step": one.step,
+                "local_steps": enough_local_steps(one),
+            }
+            for one in self.predictions
+        ]
+        return {"best": self.best, "verdict": self.verdict, "predictions": predictions}
+
+    def __str__(self) -> str:
+        return f"{self.table}{self.verdict}"
+
+
+def advice_for_one_replica(baseline: str) -> Advice:
+    """The advice for a job of one replica."""
+    return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
+
+
+def advice_on(probed: Probed, compute: float) -> Advice:
+    """Returns the advice for a job of several replicas; `compute` is 0 if it is not known."""
+    predictions = tuple(
+        dataclasses.replace(prediction, compute=compute) for prediction in probed.predictions
+    )
+    return Advice(
+        predictions,
+        best_of(predictions, predictions[0]).method,
+        _table(predictions),
+        verdict(predictions) + tables_note(probed.tables),
+    )
+
+
+def _table(predictions: Sequence[Prediction]) -> str:
+    """Returns a table of all predictions, compared with the first, and a line on local steps."""
+    rows = Table(title="Milliseconds of a step", title_justify="left")
+    rows.add_column("compressor", min_width=14, overflow="fold")
+    for title in (*_TIMES, "times\nfaster", "bytes sent", "trains\nlike dense"):
+        rows.add_column(title, justify="right", no_wrap=True)
+    for prediction in predictions:
+        times = (_milliseconds(getattr(prediction, name)) for name in _TIMES)
+        faster = f"{predictions[0].step / prediction.step:.2f}"
+        like_dense = _MEASURED[prediction.trains_like_dense]
+        sent = f"{prediction.sent_bytes:,.0f}"
+        rows.add_row(prediction.method, *times, faster, sent, like_dense)
+    console = Console(width=_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(rows)
+        best = best_of(predictions, None)
+        enough = enough_local_steps(best)
+        if enough is not None:
+            console.print(
+                f"With {best.method} and local_steps={enough} or more, the exchange takes at most "
+                f"{EXCHANGE_SHARE:.0%} of the time."
+            )
+    return capture.get()
+
+
+def verdict(predictions: Sequence[Prediction]) -> str:
+    """Recommends a method, or says that compression will not pay; the baseline comes first."""
+    baseline = predictions[0]
+    best = best_of(predictions, baseline)
+    pays = best is not baseline
+    if not pays:
+        best = min(predictions, key=lambda one: one.step)
+    if best is baseline:
+        return f"Compression will not pay: nothing here is faster than {baseline.method}."
+    what = "a step" if best.compute else "the exchange of a step"
+    how_long = f"{what} takes {_milliseconds(best.step)} ms"
+    times = f"{how_long} instead of {_milliseconds(baseline.step)} ms"
+    if not pays:
+        return f"Compression will not pay: with {best.method}, the fastest, {times}."
+    return f'Use compressor="{best.method}": {times}.{_RESERVATION[best.trains_like_dense]}'
+
+
+def tables_note(paths: Sequence[str]) -> str:
+    """A sentence on embeddings, which are exchanged in another way than predicted; or nothing."""
+    if not paths:
+        return ""
+    return (
+        f" The gradient of {', '.join(map(repr, paths))} was counted as dense: no_compression and "
+        "cast send only the rows of a batch, and may be faster than predicted (docs/advise.md)."
+    )
+
+
+def exchange_times(predictions: Sequence[Prediction]) -> str:
+    """Returns the time of a step's exchange with each method, for one line of a log."""
+    return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.advice.cost_model import Advice, advice_for_one_replica, advice_on
 from tf_gradcomp.advice.probe import THOROUGH, probe
-from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange.gradients import Gradients
@@ -51,7 +51,7 @@ class Measuring:
         self._seconds: list[float] = []
         self._writes = is_chief()
         if group.size == 1:
-            self._write(alone(BASELINE))
+            self._write(advice_for_one_replica(BASELINE))
             raise SystemExit
         self._probed = probe(group, specs, candidates, THOROUGH)
         signal.signal(_SIGNAL, _end)
@@ -62,12 +62,12 @@ class Measuring:
         def timed(
             setup: Setup,
             communicators: Sequence[Communicator],
-            numbers: Sequence[int],
+            indices: Sequence[int],
             gradients: Sequence[Gradients],
             updates: tf.Tensor | None,
         ) -> StepResult:
-            own, seconds = self._before(gradients[0])
-            result = take_step(setup, communicators, numbers, [own], updates)
+            local, seconds = self._before(gradients[0])
+            result = take_step(setup, communicators, indices, [local], updates)
             summed = self._after(result.gradients, seconds)
             return StepResult(summed, result.finite, result.sent)
 
@@ -86,11 +86,11 @@ class Measuring:
         bits = tf.bitcast(seconds[tf.newaxis, tf.newaxis], tf.int32)
         communicator = self._group.communicator()
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            of_all = tf.bitcast(communicator.all_gather(bits), tf.float32)
+            all_seconds = tf.bitcast(communicator.all_gather(bits), tf.float32)
             if communicator.local_replica:  # the first counts the steps of this process
                 return list(reduced)
-            noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
-        with tf.control_dependencies([noted]):
+            count = tf.numpy_function(self._end_step, [tf.reduce_max(all_seconds)], tf.int64)
+        with tf.control_dependencies([count]):
             return tf.nest.map_structure(tf.identity, list(reduced), expand_composites=True)
 
     def _begin(self) -> np.float32:

@@ -1,22 +1,43 @@
-"""Predicts the exchanges of several methods in a job, before its first step."""
+"""Predicts the exchanges of several methods in a job before its first step, and chooses one.
+
+The collectives of the job are timed for each kind of request, with equal results on all workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp.advice.collectives import Collectives
-from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
-from tf_gradcomp.advice.sample import Sample
-from tf_gradcomp.compressors.auto import CANDIDATES
+from tf_gradcomp.advice.codec_speed import Sample, call_seconds
+from tf_gradcomp.advice.cost_model import (
+    Curve,
+    Kind,
+    Probed,
+    best_of,
+    exchange_times,
+    predict,
+    tables_note,
+)
+from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.compressors.registry import text_of
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.exchange.setup import Candidate
-from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.communicator import Communicator, WordsAhead
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.groups.notices import out_of_scope, tell_user
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
+
+_FEWEST = 512  # the time of fewer elements counts as latency
+_GROWTH = 16  # the largest factor from one size to the next
+_OVER = 1.2  # a size should take at most this multiple of `enough`
+# The repetitions of each size fit into the time limit. For latency, there are enough that a few
+# slow collectives do not change the median.
+_REPEATS = (2, 15)
 
 
 class Effort(NamedTuple):
@@ -32,14 +53,121 @@ QUICK = Effort(2_000_000, 0.05)  # about a second, to choose a method
 THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
 
 
-class Probed(NamedTuple):
-    """The findings of a job's probe; equal on all workers."""
+class Timed(NamedTuple):
+    """The time of a collective: a median, minus the time of calling TensorFlow.
 
-    # The predictions for the candidates, in their order, with 0 as `compute`.
-    predictions: list[Prediction]
-    # The measured times of all kinds of collectives that the candidates need.
-    curves: dict[Kind, Curve]
-    tables: Sequence[str] = ()  # the paths of embeddings, whose gradients it treated as dense
+    Attributes:
+        sent_bytes: The bytes that a worker sends.
+        seconds: The time.
+        noise: The uncertainty of the median in seconds: the interquartile range divided by the
+            square root of the number of times.
+    """
+
+    sent_bytes: float
+    seconds: float
+    noise: float
+
+
+class Collectives:
+    """Times the real collectives of a group of replicas."""
+
+    def __init__(self, group: Group, communicators: Sequence[Communicator]) -> None:
+        self._group = group
+        self._communicators = list(communicators)
+        self.size = group.size
+        if group.local_size == 1:
+            self._ahead = WordsAhead()  # as a job has it
+            self._communicators[0].ahead = group.local(self._ahead.words, 0)
+        self._overhead = group.processes.largest([call_seconds()])[0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of the first replica of this process."""
+        return int(self._communicators[0].rank)
+
+    def curves(self, most: Mapping[Kind, float], enough: float) -> dict[Kind, Curve]:
+        """Measures collectives of each kind.
+
+        The smallest collectives of each kind are measured again at the end. Otherwise, if something
+        slows down a machine for a while, methods would differ by the time of their measurement.
+
+        Args:
+            most: The bytes of the largest collective of each kind.
+            enough: After a collective that takes this many seconds, no larger one is tried.
+        """
+        collects = {kind: self._function(kind) for kind in most}
+        measured = {
+            kind: self._points(kind, collect, most[kind], enough)
+            for kind, collect in collects.items()
+        }
+        curves = {}
+        for kind, ((elements, first), *others) in measured.items():
+            again = self._measure(collects[kind], tf.zeros([elements], kind.dtype), enough)
+            least = min(first, again, key=lambda one: one.seconds)
+            points = [least, *(timed for _, timed in others)]
+            pairs = [(timed.sent_bytes, timed.seconds) for timed in points]
+            curves[kind] = Curve.through(pairs, least.noise)
+        return curves
+
+    def _points(
+        self, kind: Kind, collect: Callable[[tf.Tensor], tf.Tensor], most: float, enough: float
+    ) -> list[tuple[int, Timed]]:
+        """Measures collectives of up to `most` bytes; returns their elements and times."""
+        per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects
+        last = max(_FEWEST, round(most / per_element))
+        elements, seconds = _FEWEST // _GROWTH, 0.0
+        points: list[tuple[int, Timed]] = []
+        while elements < last and not (seconds >= enough and len(points) > 1):
+            growth = min(_GROWTH, max(2.0, _OVER * enough / seconds)) if seconds else _GROWTH
+            # Two points that are close together would not determine a line.
+            elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
+            points.append(
+                (elements, self._measure(collect, tf.zeros([elements], kind.dtype), enough))
+            )
+            seconds = points[-1][1].seconds
+        return points
+
+    def _measure(
+        self, collect: Callable[[tf.Tensor], tf.Tensor], values: tf.Tensor, enough: float
+    ) -> Timed:
+        sent_bytes = 0.0
+
+        def timed() -> float:
+            nonlocal sent_bytes
+            self._group.processes.largest([0.0])  # all workers are ready
+            start = time.perf_counter()
+            sent_bytes = float(collect(values))
+            return time.perf_counter() - start
+
+        first = self._group.processes.largest([timed()])[0]  # TCP adapts to the link
+        fewest, most = _REPEATS
+        repeats = min(most, max(fewest, int(enough / first)))
+        times = self._group.processes.largest([timed() for _ in range(repeats)])
+        median = statistics.median_low(times)
+        apart = 2 * statistics.median(abs(one - median) for one in times)
+        return Timed(sent_bytes, max(0.0, median - self._overhead), apart / math.sqrt(repeats))
+
+    def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
+        def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            request = _request(kind, values)
+            answers, sent = zip(*(one.answer(request) for one in self._communicators), strict=True)
+            # Horovod's operations are stateless: TensorFlow runs them only if it needs their
+            # results.
+            return tf.cast(sent[0].sent_bytes, tf.float64), list(answers)
+
+        # The length of an all-reduce determines its pieces, so each length needs a trace.
+        in_pieces = kind.request == AllReduce.__name__
+        signature = None if in_pieces else [tf.TensorSpec([None], kind.dtype)]
+        traced = tf.function(collect, input_signature=signature, autograph=False)
+        return lambda values: traced(values)[0]
+
+
+def _request(kind: Kind, values: tf.Tensor) -> Request:
+    if kind.request == AllReduce.__name__:
+        return AllReduce(values)
+    if kind.request == AllGather.__name__:
+        return AllGather(values, kind.same_length)
+    return Broadcast(values, tf.constant(0))
 
 
 def probe(
@@ -93,7 +221,7 @@ def _probe(
         )
         for candidate, work in zip(candidates, works, strict=True)
     ]
-    return Probed(predictions, curves, [spec.path for spec in specs if spec.kind == EMBEDDING])
+    return Probed(predictions, [spec.path for spec in specs if spec.kind == EMBEDDING])
 
 
 # These methods exceed a limit of docs/advise.md, by its figures.
@@ -110,3 +238,37 @@ def trains_like_dense(candidate: Candidate) -> bool | None:
         return False
     as_measured = candidate.preconditioner or not candidate.compressor.helped_by_precondition
     return True if text in CANDIDATES and as_measured else None
+
+
+def choose(
+    group: Group, candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
+) -> Candidate:
+    """Chooses the fastest candidate by a probe, the same on all replicas; logs the choice.
+
+    If no compression is a candidate, another candidate must be faster by `WORTHWHILE`. If
+    candidates differ only by noise, the first is chosen.
+    """
+    if len(candidates) == 1:
+        chosen, tables = candidates[0], ""
+        how = repr(chosen.compressor)
+    else:
+        probed = probe(group, specs, candidates, QUICK)
+        predictions = probed.predictions
+        dense = (
+            prediction
+            for prediction, candidate in zip(predictions, candidates, strict=True)
+            if candidate.compressor.name == BASELINE
+        )
+        chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
+        how = f"{chosen.compressor!r}; the probe predicted: {exchange_times(predictions)}"
+        tables = tables_note(probed.tables)
+    tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
+    return chosen
+
+
+def take_unused(
+    _group: Group, candidates: Sequence[Candidate], _specs: Sequence[GradientSpec]
+) -> Candidate:
+    """Takes the only candidate of an exchange that no step will use; logs nothing."""
+    (chosen,) = candidates
+    return chosen

@@ -156,32 +156,32 @@ def simulate(
     from tf_gradcomp import compressors
     from tf_gradcomp.cli import simulation_report
     from tf_gradcomp.simulation import task
-    from tf_gradcomp.simulation.checks import checked_method
 
-    given = (outer, warmup_steps, fragments)
-    of_local = [_Local(steps, *given) if steps else None for steps in local_steps]
+    rounds = [
+        _Local(steps, outer, warmup_steps, fragments) if steps else None for steps in local_steps
+    ]
     try:
         make_task = task.load(program, batch_size)
         for name in compressor:
-            checked_method(compressors.get(name))
+            task.checked_method(compressors.get(name))
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     _check_shares(make_task.keywords["batch_size"], learners)
     console = Console(stderr=as_json)
     record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
-    of_settings = "settings.png"
-    folder = results_folder(results, [record, table, picture, of_settings], overwrite)
+    settings_plot = "settings.png"
+    folder = results_folder(results, [record, table, picture, settings_plot], overwrite)
     runs = []
     with _progress(console) as progress:
         # Repeated values would appear in the table as if they were seeds.
-        trainings = itertools.product(learners, compressor, of_local, range(seeds))
+        trainings = itertools.product(learners, compressor, rounds, range(seeds))
         for count, name, local, seed in dict.fromkeys(trainings):
-            made = make_task(seed=seed)
-            if not isinstance(made, task.Task):
+            trained = make_task(seed=seed)
+            if not isinstance(trained, task.Task):
                 raise click.UsageError(
-                    f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
+                    f"{program} returned {type(trained).__name__}; expected a gc.simulation.Task."
                 )
-            runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
+            runs.append(_run(trained, name, count, seed, precondition, local, epochs, progress))
             # After each training, because a later one may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
             (folder / record).write_text(json.dumps(so_far, indent=1) + "\n")
@@ -189,14 +189,14 @@ def simulate(
     (folder / table).write_text("\n".join(lines) + "\n")
     if plot:
         simulation_report.plot(runs, folder / picture)
-        simulation_report.plot_settings(runs, folder / of_settings)
+        simulation_report.plot_settings(runs, folder / settings_plot)
     if as_json:
         print_json([dataclasses.asdict(run) for run in runs])
     else:
         simulation_report.show(console, runs)
     written = f"{folder}/{record}, .md{' and .png' if plot else ''}"
-    if (folder / of_settings).exists():
-        written += f"; {folder}/{of_settings}"
+    if (folder / settings_plot).exists():
+        written += f"; {folder}/{settings_plot}"
     console.print(f"Written: {written}", soft_wrap=True)
 
 

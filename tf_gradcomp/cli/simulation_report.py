@@ -13,8 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tf_gradcomp.cli import plots
-
 if TYPE_CHECKING:
     from tf_gradcomp.cli.simulate import Simulated
 
@@ -132,22 +130,18 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     metric = (_metrics(runs) or ["loss"])[-1]
-    figure, axes = plt.subplots(3, 1, figsize=(plots.WIDTH, 10), layout="constrained")
     most = max(run.learners for run in runs)
-    ends: list[list[plots.Label]] = [[], [], []]
-    for i, method in enumerate(dict.fromkeys(run.compressor for run in runs)):
-        style = plots.style(i)
-        of_method = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
-        curves = zip(*(run.history[metric] for run in of_method[most]), strict=True)
-        means = [statistics.mean(values) for values in curves]
-        axes[0].plot(range(1, len(means) + 1), means, **style)
-        ends[0].append((means[-1], method, style["color"]))
-        for axis, name, of_axis in zip(
-            axes[1:], ("sent_bytes", "cosine_distance"), ends[1:], strict=True
-        ):
-            values = [_mean(same, name) for same in of_method.values()]
-            axis.plot(list(of_method), values, marker="o", **style)
-            of_axis.append((values[-1], method, style["color"]))
+    with plt.style.context("tableau-colorblind10"):
+        figure, axes = plt.subplots(3, 1, figsize=(7.5, 10), layout="constrained")
+        for index, method in enumerate(dict.fromkeys(run.compressor for run in runs)):
+            style = ("-", "--", ":", "-.")[index // 10 % 4]  # ten methods have ten colours
+            same_method = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
+            curves = zip(*(run.history[metric] for run in same_method[most]), strict=True)
+            means = [statistics.mean(values) for values in curves]
+            axes[0].plot(range(1, len(means) + 1), means, style, label=method)
+            for axis, name in zip(axes[1:], ("sent_bytes", "cosine_distance"), strict=True):
+                values = [_mean(same, name) for same in same_method.values()]
+                axis.plot(list(same_method), values, style, marker="o")
     axes[0].set(xlabel="epoch", ylabel=metric, title=f"{most} learners")
     axes[1].set(xlabel="learners", ylabel="bytes sent per step and learner", yscale="log")
     axes[2].set(xlabel="learners", ylabel="cosine distance of residuals")
@@ -155,10 +149,10 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
     for axis in axes[1:]:
         axis.set_xscale("log", base=2)
         axis.set_xticks(learners, [str(n) for n in learners])
-    for axis, of_axis in zip(axes, ends, strict=True):
+    for axis in axes:
         axis.grid(alpha=0.3)
-        plots.label_ends(axis, of_axis)
-    figure.savefig(path, dpi=plots.DPI)
+    figure.legend(loc="outside lower center")
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
@@ -171,7 +165,6 @@ def plot_settings(runs: Sequence[Simulated], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import numpy as np
     from matplotlib import pyplot as plt
 
     planned = {run.compressor: run for run in reversed(runs) if run.settings}

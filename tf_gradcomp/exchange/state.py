@@ -318,7 +318,7 @@ def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict
 
 
 def handles(state: State) -> dict[str, list[tf.Tensor]]:
-    """The resource handles of a replica's state, as `ExchangeInputs` has them."""
+    """The resource handles of a replica's state, as `StepInputs` has them."""
     return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}
 
 

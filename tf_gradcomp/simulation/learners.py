@@ -14,15 +14,21 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.settings import is_whole_number
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
+from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.groups.slices import assuming_independent, is_independent
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
-from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.inner import (
+    clip,
+    in_loss_scaler,
+    warn_of_lost_zeros,
+)
+from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.version import (
     IS_KERAS_2,
     install_patches,
@@ -33,11 +39,16 @@ from tf_gradcomp.keras.common.version import (
 from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private.tensorflow import counting_replicas
-from tf_gradcomp.simulation import checks
-from tf_gradcomp.simulation.learners_moments import LearnersMoments
-from tf_gradcomp.simulation.new_exchange import new_exchange
-from tf_gradcomp.simulation.rounds import LearnersRounds
-from tf_gradcomp.simulation.similarity import Comparison, StepReport
+from tf_gradcomp.simulation.rounds import LearnersMoments, LearnersRounds
+from tf_gradcomp.simulation.task import (
+    Comparison,
+    StepReport,
+    check_model,
+    checked_local_steps,
+    checked_method,
+    pair_of,
+    shares,
+)
 from tf_gradcomp.strategy.random_numbers import drawing_as
 
 adam = keras_module("adam")
@@ -98,21 +109,22 @@ class Learners:
         local_steps: LocalSteps | Mapping[str, Any] | Schedule | None = None,
     ) -> None:
         install_patches()
-        checks.check_model(model)
+        check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
-        settings = checks.checked_local_steps(local_steps)
-        method = checks.checked_method(compressors.get(compressor))
+        settings = checked_local_steps(local_steps)
+        method = checked_method(compressors.get(compressor))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)
             precondition = None
         self.model = model
-        self.exchange = new_exchange(model, learners, method, policy, precondition)
+        self.exchange = _new_exchange(model, learners, method, policy, precondition)
         receiver = settings.outer if settings else in_loss_scaler(model.optimizer)[-1]
-        check_keeps_zeros(receiver, method, self.exchange.specs, learners)
+        if learners > 1:
+            warn_of_lost_zeros(receiver, [method])
         check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[Any] = []
         self._size = learners
@@ -123,8 +135,8 @@ class Learners:
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
         self._reduce_unseen = _traced(self._reduce) if graph else self._reduce
         self._residual_norm = _traced(self._mean_residual_norm)
-        self._gradients = _traced(self._gradients_of_one)
-        self._apply_own = _traced(self._apply_of_one)
+        self._gradients = _traced(self._local_gradients)
+        self._apply_local = _traced(self._take_local_step)
         self._apply = _traced(self._apply_reduced)
         keras_private.build(model.optimizer, model.trainable_variables)
         self._random_states: Any = []  # before the step
@@ -153,11 +165,11 @@ class Learners:
                 "optimizer; create new learners."
             )
         if self._rounds and not self._rounds.in_warmup:
-            of_each = checks.shares(x, y, self._size)
-            return self._step_locally(self._rounds, of_each, similarity=similarity)
+            batch = shares(x, y, self._size)
+            return self._step_locally(self._rounds, batch, similarity=similarity)
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
-        for learner, share in enumerate(checks.shares(x, y, self._size)):
+        for learner, share in enumerate(shares(x, y, self._size)):
             loss, gradients = self._gradients_of(learner, share)
             losses.append(loss)
             if self.exchange.setup.preconditioner:
@@ -171,13 +183,13 @@ class Learners:
         return self._report(losses, reduced, comparison, finite=bool(reduced.finite))
 
     def _step_locally(
-        self, rounds: LearnersRounds, of_each: list[Any], *, similarity: bool
+        self, rounds: LearnersRounds, batch: list[Any], *, similarity: bool
     ) -> StepReport:
         losses = [
             rounds.step(
-                learner, functools.partial(self._gradients_of, learner, share), self._apply_own
+                learner, functools.partial(self._gradients_of, learner, share), self._apply_local
             )
-            for learner, share in enumerate(of_each)
+            for learner, share in enumerate(batch)
         ]
         comparison = Comparison(self.residuals) if similarity else None
         exchange = functools.partial(self._exchanged, comparison=comparison)
@@ -207,8 +219,8 @@ class Learners:
         return StepReport(
             loss=float(np.sum(losses)),
             finite=finite,
-            payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
-            sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
+            payload_bytes=float(np.mean([local.payload_bytes for local in sent])),
+            sent_bytes=float(np.mean([local.sent_bytes for local in sent])),
             dense_bytes=sum(4 * specs[i].elements for i in some),
             residual_norm=float(self._residual_norm()),
             similarity=comparison.measure(reduced.gradients) if comparison and reduced else None,
@@ -296,8 +308,8 @@ class Learners:
                 "Learners: validation_data must be a dataset, or inputs and labels, optionally "
                 f"with sample weights; received {len(arrays)} parts."
             )
-        given = dict(zip(names, arrays, strict=False))
-        return self.model.evaluate(**given, verbose=0, return_dict=True)
+        arguments = dict(zip(names, arrays, strict=False))
+        return self.model.evaluate(**arguments, verbose=0, return_dict=True)
 
     def _epoch(
         self,
@@ -311,7 +323,7 @@ class Learners:
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
-            x, y = checks.pair_of(batch)
+            x, y = pair_of(batch)
             reports.append(self.train_on_batch(x, y, similarity=following is None))
             rows.append(len(tf.nest.flatten(x)[0]))
             training.train(self.exchange)
@@ -338,7 +350,7 @@ class Learners:
             keras_private.set_random_states(self.model, self._random_states)
         return self._gradients(tf.constant(learner), *share)
 
-    def _gradients_of_one(self, learner: Any, x: Any, y: Any) -> tuple[Any, list[Gradient]]:
+    def _local_gradients(self, learner: Any, x: Any, y: Any) -> tuple[Any, list[Gradient]]:
         variables = self.model.trainable_variables
         with counting_replicas(self._size), drawing_as(learner), tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
@@ -347,7 +359,7 @@ class Learners:
         self._independent = [i for i, one in enumerate(gradients) if is_independent(one)]
         return loss, gradients
 
-    def _apply_of_one(self, gradients: list[Gradient]) -> None:
+    def _take_local_step(self, gradients: list[Gradient]) -> None:
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         self.model.optimizer.apply_gradients(list(pairs))
 
@@ -372,15 +384,15 @@ class Learners:
         sums: list[Any] = list(all_gradients[0])
         if self._size == 1:
             return StepResult(sums, tf.constant(True), [Sent.nothing()])
-        numbers = _present(sums)
-        variables = [self.model.trainable_variables[i] for i in numbers]
-        given = [[of_one[i] for i in numbers] for of_one in all_gradients]
+        indices = _present(sums)
+        variables = [self.model.trainable_variables[i] for i in indices]
+        gradients = [[local[i] for i in indices] for local in all_gradients]
         inner = self._moments.inner_state(variables)
-        observing = observe and observe(numbers)
-        with assuming_independent(own[i] for own in all_gradients for i in self._independent):
-            result = self.exchange.reduce_in_lockstep(given, variables, inner, observing)
-        for number, total in zip(numbers, result.gradients, strict=True):
-            sums[number] = total
+        observing = observe and observe(indices)
+        with assuming_independent(local[i] for local in all_gradients for i in self._independent):
+            result = self.exchange.reduce_in_lockstep(gradients, variables, inner, observing)
+        for index, total in zip(indices, result.gradients, strict=True):
+            sums[index] = total
         return StepResult(sums, result.finite, result.sent)
 
     @property
@@ -390,12 +402,30 @@ class Learners:
         return [state.get(RESIDUAL, []) for state in states]
 
     def _mean_residual_norm(self) -> tf.Tensor:
-        norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
+        norms = [tf.linalg.global_norm(local) if local else 0.0 for local in self.residuals]
         return tf.reduce_mean(norms)
 
 
+def _new_exchange(
+    model: keras.Model,
+    learners: int,
+    method: compressors.Compressor,
+    policy: LayerPolicy | None,
+    precondition: str | None,
+) -> GradientExchange:
+    """Returns the exchange of all learners, built for the model's trainable variables."""
+    preconditioner = None
+    if learners > 1:
+        preconditioner = preconditioner_for(model.optimizer, method, precondition)
+    chosen, group = Candidate(method, preconditioner), LockstepGroup(learners)
+    one = Method(repr(method), [chosen], moments=preconditioner)
+    exchange = GradientExchange(one, policy, lambda: group)
+    exchange.build(model.trainable_variables)
+    return exchange
+
+
 def _present(gradients: Sequence[Gradient]) -> list[int]:
-    return [number for number, gradient in enumerate(gradients) if gradient is not None]
+    return [index for index, gradient in enumerate(gradients) if gradient is not None]
 
 
 def _traced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Local steps of learners in one process, with separate weights and optimizer states."""
+"""What learners keep apart: weights in rounds of local steps, and Adam's second moments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times
@@ -17,6 +18,7 @@ from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
+from tf_gradcomp.keras.common.precondition import inner_state
 from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.local.fragments import due_after, split
 from tf_gradcomp.keras.local.rounds import (
@@ -54,14 +56,14 @@ class LearnersRounds:
         self._variables = model.trainable_variables
         elements = [spec.elements for spec in exchange.specs]
         self._fragments = split(elements, settings.fragments)
-        self._begun: set[int] = set()  # the numbers of the fragments whose round has begun
+        self._begun: set[int] = set()  # the indices of the fragments whose round has begun
         self._updates = [0] * len(self._fragments)  # of the outer optimizer
         if settings.outer is not None:
             settings.outer.build(self._variables)
         self._weights = [native(variable) for variable in self._variables]
         slots = [native(variable) for variable in keras_private.own_variables(model.optimizer)]
         self._swapped = [*self._weights, *slots]
-        self._each: list[list[tf.Tensor]] = []
+        self._local: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []
         self._has_begun = False
         self._position = self._length = 0  # in a cycle, in which each fragment is exchanged once
@@ -82,7 +84,7 @@ class LearnersRounds:
         """Takes a learner's local step; the learners come in order. Returns its loss.
 
         Args:
-            learner: The learner's number.
+            learner: The learner's index.
             gradients: Returns the loss and the learner's share of the gradients, by the model.
             take: Has the inner optimizer apply gradients.
         """
@@ -90,39 +92,39 @@ class LearnersRounds:
             self._finite = True
             self._take_changes()
             self._begin()
-        assign(self._swapped, self._each[learner])
-        loss, own = gradients()
-        pairs = zip(own, self._variables, strict=True)
-        given = [(times(one, self._size), v) for one, v in pairs if one is not None]
-        finite = all_finite([gradient for gradient, _ in given])
+        assign(self._swapped, self._local[learner])
+        loss, shares = gradients()
+        local = [None if share is None else times(share, self._size) for share in shares]
+        pairs = [(g, v) for g, v in zip(local, self._variables, strict=True) if g is not None]
+        finite = all_finite([gradient for gradient, _ in pairs])
         if has_gradients_left(self._exchange, learner, tf.constant(self._has_begun)):
-            grads, variables = zip(*given, strict=True)
+            grads, variables = zip(*pairs, strict=True)
             take(self._with_residuals(learner, grads, variables, finite))
         elif finite:
-            take([None if one is None else times(one, self._size) for one in own])
+            take(local)
         if not self._has_begun:
             forget_earlier_gradients(self._exchange, learner)
         self._finite = self._finite and bool(finite)
-        self._each[learner] = read(self._swapped)
+        self._local[learner] = read(self._swapped)
         return loss
 
     def _take_changes(self) -> None:
         """Gives all learners what the program has set in the model since the last step."""
-        if not self._each:
+        if not self._local:
             return
-        for place, value in enumerate(read(self._swapped)):
-            if not np.array_equal(value, self._each[0][place], equal_nan=True):
-                for own in self._each:
-                    own[place] = value
+        for index, value in enumerate(read(self._swapped)):
+            if not np.array_equal(value, self._local[0][index], equal_nan=True):
+                for local in self._local:
+                    local[index] = value
 
     def _begin(self) -> None:
         fresh = set(range(len(self._fragments))) - self._begun
         if fresh:
             common = read(self._swapped)
-            self._each = self._each or [common] * self._size
+            self._local = self._local or [common] * self._size
             self._start = self._start or common[: len(self._weights)]
-            for place in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
-                self._start[place] = common[place]
+            for index in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
+                self._start[index] = common[index]
             self._begun |= fresh
         if not self._has_begun:
             self._steps = self._exchange.exchanges
@@ -151,12 +153,12 @@ class LearnersRounds:
         self._has_begun = True
         self._position += 1
         self._steps += 1
-        assign(self._swapped, self._each[0])
+        assign(self._swapped, self._local[0])
         count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
         count, now = len(self._fragments), self._position
         due = [i for i in range(count) if due_after(i, count, self._length) == now]
         self._position %= self._length
-        ended = [self._end(number, reduce) for number in due]
+        ended = [self._end(fragment, reduce) for fragment in due]
         if end_all:
             ended += self.end_all(reduce)
         return self._finite, _merged(ended) if ended else None
@@ -164,57 +166,59 @@ class LearnersRounds:
     def end_all(self, reduce: Reduce) -> list[StepResult]:
         """Ends all rounds that have begun; `reduce` is as for `advance`."""
         self._position = 0
-        return [self._end(number, reduce) for number in sorted(self._begun)]
+        return [self._end(fragment, reduce) for fragment in sorted(self._begun)]
 
-    def _end(self, number: int, reduce: Reduce) -> StepResult:
-        places, count = self._fragments[number], len(self._weights)
-        start = [self._start[place] for place in places]
+    def _end(self, fragment: int, reduce: Reduce) -> StepResult:
+        indices, count = self._fragments[fragment], len(self._weights)
+        start = [self._start[index] for index in indices]
         shares = []
-        for learner, own in enumerate(self._each):
-            share, counts = local_share(start, [own[place] for place in places], self._size)
-            given = dict(zip(places, share, strict=True))
-            shares.append([given.get(place) for place in range(count)])
+        for learner, local in enumerate(self._local):
+            share, counts = local_share(start, [local[index] for index in indices], self._size)
+            by_index = dict(zip(indices, share, strict=True))
+            shares.append([by_index.get(index) for index in range(count)])
             if not counts:
-                self._each[learner] = [*own[:count], *map(finite_or_zero, own[count:])]
+                self._local[learner] = [*local[:count], *map(finite_or_zero, local[count:])]
         for learner in range(self._size):
             residuals = self._exchange.replica(learner).state().get(RESIDUAL)
-            decay([residuals[i] for i in places] if residuals else [], self._settings)
-        weights = [self._weights[place] for place in places]
+            decay([residuals[i] for i in indices] if residuals else [], self._settings)
+        weights = [self._weights[index] for index in indices]
         assign(weights, start)
         reduced = reduce(shares)
         if reduced.finite:
-            self._update(number, [reduced.gradients[place] for place in places])
-        common = dict(zip(places, read(weights), strict=True))
-        self._each = [[common.get(i, value) for i, value in enumerate(own)] for own in self._each]
-        assign(self._swapped, self._each[0])
-        self._begun.remove(number)
+            self._update(fragment, [reduced.gradients[index] for index in indices])
+        common = dict(zip(indices, read(weights), strict=True))
+        self._local = [
+            [common.get(index, value) for index, value in enumerate(local)] for local in self._local
+        ]
+        assign(self._swapped, self._local[0])
+        self._begun.remove(fragment)
         return reduced
 
-    def _update(self, number: int, means: Sequence[Any]) -> None:
-        outer, places = self._settings.outer, self._fragments[number]
+    def _update(self, fragment: int, means: Sequence[Any]) -> None:
+        outer, indices = self._settings.outer, self._fragments[fragment]
         if outer is None:
-            for place, mean in zip(places, means, strict=True):
-                self._weights[place].assign_sub(mean)
+            for index, mean in zip(indices, means, strict=True):
+                self._weights[index].assign_sub(mean)
             return
         # As in `Rounds`, because each fragment has its own number of updates.
         total = int(outer.iterations)
         if max(self._updates) != total:
             self._updates = [total] * len(self._updates)
-        outer.iterations.assign(self._updates[number])
-        outer.apply_gradients(list(zip(means, [self._variables[i] for i in places], strict=True)))
-        self._updates[number] += 1
+        outer.iterations.assign(self._updates[fragment])
+        outer.apply_gradients(list(zip(means, [self._variables[i] for i in indices], strict=True)))
+        self._updates[fragment] += 1
         outer.iterations.assign(max(self._updates))
 
 
 def _merged(results: Sequence[StepResult]) -> StepResult:
     """Merges the results of several exchanges of different variables."""
     gradients = [
-        next((own for own in of_one if own is not None), None)
-        for of_one in zip(*(result.gradients for result in results), strict=True)
+        next((gradient for gradient in same_variable if gradient is not None), None)
+        for same_variable in zip(*(result.gradients for result in results), strict=True)
     ]
     sent = [
-        functools.reduce(Sent.plus, of_one, Sent.nothing())
-        for of_one in zip(*(result.sent for result in results), strict=True)
+        functools.reduce(Sent.plus, same_learner, Sent.nothing())
+        for same_learner in zip(*(result.sent for result in results), strict=True)
     ]
     finite = tf.reduce_all([result.finite for result in results])
     return StepResult(gradients, finite, sent)
@@ -223,3 +227,67 @@ def _merged(results: Sequence[StepResult]) -> StepResult:
 def read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Returns the values of variables."""
     return [variable.read_value() for variable in variables]
+
+
+class LearnersMoments:
+    """Moves second moments to the learners for training, and to the optimizer afterwards.
+
+    The exchange itself gives learners their first shares. Learners keep their shares, and residuals
+    stay divided, while the optimizer has the sum. A second `fit` therefore continues the first.
+
+    Args:
+        model: Compiled with a plain optimizer.
+        exchange: The exchange of the learners.
+    """
+
+    def __init__(self, model: keras.Model, exchange: GradientExchange) -> None:
+        self._model = model
+        self._optimizer = model.optimizer
+        self._exchange = exchange
+        self._in_optimizer: set[int] = set()  # the gradients whose second moments the optimizer has
+
+    def inner_state(self, variables: Sequence[Any]) -> InnerState | None:
+        """Returns the optimizer's state of some variables; None if no gradient is divided."""
+        if self._exchange.setup.preconditioner is None:
+            return None
+        return inner_state(self._optimizer, variables, lambda variable: variable)
+
+    def to_optimizer(self) -> None:
+        """Gives the optimizer the sums of the learners' second moments."""
+        hand_over = self._hand_over()
+        if hand_over:
+            taken = self._copies(self._exchange.facts.moments_taken)[0].numpy().nonzero()[0]
+            for index in set(taken) - self._in_optimizer:
+                hand_over.to_inner(index, tf.constant(True))
+            self._in_optimizer = set(taken)
+
+    def to_learners(self) -> None:
+        """Gives the learners their shares of the optimizer's current second moments."""
+        hand_over = self._hand_over() if self._in_optimizer else None
+        if hand_over:
+            for index in self._in_optimizer:
+                since = hand_over.to_replicas(index, tf.constant(True))
+                for local in self._copies(self._exchange.facts.moments_since):
+                    local[index].assign(since)
+            self._in_optimizer = set()
+
+    def _hand_over(self) -> HandOver | None:
+        exchange, inner = self._exchange, self.inner_state(self._model.trainable_variables)
+        if exchange.setup.preconditioner is None or inner is None:
+            return None
+        shapes = [spec.shape for spec in exchange.specs]
+        return HandOver(
+            exchange.setup.preconditioner,
+            inner,
+            [exchange.replica(learner).state() for learner in range(exchange.group.size)],
+            of_gradients=[],
+            waiting=[tf.zeros(shape) for shape in shapes],  # second moments have seen residuals
+            lost=tf.zeros([len(shapes)], tf.bool),
+            since=self._copies(exchange.facts.moments_since)[0].read_value(),
+            replicas=exchange.group.size,
+        )
+
+    def _copies(self, fact: tf.Variable) -> list[tf.Variable]:
+        """Returns each learner's copy of a fact."""
+        learners = range(self._exchange.group.size)
+        return [self._exchange.replica(learner).local(fact) for learner in learners]

@@ -22,8 +22,8 @@ _STRIDE = 0x9E3779B1  # keeps the seeds of replicas apart from the small seeds t
 _pipeline: contextvars.ContextVar[int] = contextvars.ContextVar("pipeline", default=0)
 _draw_numbers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()  # outside of replicas
 _generators_of_data: weakref.WeakSet[Any] = weakref.WeakSet()  # which draw in such graphs
-_learner: contextvars.ContextVar[tf.Tensor | None]
-_learner = contextvars.ContextVar("learner", default=None)
+_simulated: contextvars.ContextVar[tf.Tensor | None]
+_simulated = contextvars.ContextVar("simulated", default=None)
 
 
 def _drawing_index() -> int:
@@ -67,19 +67,19 @@ def keeping_states_of_data() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawing_as(learner: tf.Tensor) -> Iterator[None]:
-    """Within this context, layers draw the numbers of the replica with a learner's index."""
-    token = _learner.set(learner)
+def drawing_as(replica: tf.Tensor) -> Iterator[None]:
+    """Within this context, layers draw the numbers of the replica with this index."""
+    token = _simulated.set(replica)
     try:
         yield
     finally:
-        _learner.reset(token)
+        _simulated.reset(token)
 
 
 def local_state_seed(state: tf.Tensor, generator: Any) -> tf.Tensor:
     """The seed that a replica draws with, from the two integers that all replicas have."""
-    learner = _learner.get()
-    index = _drawing_index() if learner is None else tf.cast(learner, state.dtype)
+    simulated = _simulated.get()
+    index = _drawing_index() if simulated is None else tf.cast(simulated, state.dtype)
     if tf.compat.v1.get_default_graph() in _draw_numbers:
         _generators_of_data.add(generator)
     if isinstance(index, int) and index == 0:

@@ -9,8 +9,8 @@ from common import compiled, fit, told
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, compressed, data, report
-from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
+from tf_gradcomp.advice.probe import Collectives
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.groups import agreement
 

@@ -1,1 +1,1 @@
-"""Keras callbacks for compressed training, one in a file; `tf_gradcomp.callbacks` offers them."""
+"""Keras callbacks for compressed training; `tf_gradcomp.callbacks` offers them."""

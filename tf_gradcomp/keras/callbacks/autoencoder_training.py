@@ -19,8 +19,7 @@ from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.notices import out_of_scope
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.callbacks.shared import READERS, SAVERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder
 from tf_gradcomp.keras.common.version import keras, keras_private
 
@@ -116,7 +115,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         """Trains with all new vectors; called after each step, on all workers.
 
         Args:
-            exchange: `optimizer.exchange`, or `exchange` of `gc.simulation.Learners`.
+            exchange: `optimizer.exchange`, or that of a simulation.
 
         Returns:
             The logged values; empty with another method, or one replica.
@@ -250,9 +249,9 @@ class _Trainer:
 
 def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
     """The largest entries of each row at their positions, and zeros elsewhere."""
-    _, places = tf.math.top_k(tf.abs(vectors), count)
+    _, indices = tf.math.top_k(tf.abs(vectors), count)
     rows = tf.repeat(tf.range(tf.shape(vectors)[0]), count)
-    where = tf.stack([rows, tf.reshape(places, [-1])], 1)
+    where = tf.stack([rows, tf.reshape(indices, [-1])], 1)
     kept = tf.gather_nd(vectors, where)
     return tf.scatter_nd(where, kept, tf.shape(vectors))
 

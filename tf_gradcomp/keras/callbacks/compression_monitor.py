@@ -1,27 +1,44 @@
-"""Logs the effects of compression in Keras."""
+"""Callbacks that log the effects of compression."""
 
 from __future__ import annotations
 
 import functools
+import math
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import rich.box
 import rich.console
+import rich.table
 
 from tf_gradcomp.chief import is_chief
+from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.state import Traffic
-from tf_gradcomp.groups.communicator import measures_per_step
+from tf_gradcomp.groups.communicator import dense_ring_bytes, measures_per_step
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.keras.callbacks import traffic_table
-from tf_gradcomp.keras.callbacks.order import READERS, progress_bars, warn_if_behind
+from tf_gradcomp.keras.callbacks.shared import READERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
+from tf_gradcomp.keras.common.hooks import callbacks_of_fit
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
 from tf_gradcomp.keras.local.rounds import measures_of_rounds
+from tf_gradcomp.policy import GradientSpec
 
 ALL = "all"
+LARGEST = 10  # variables with a row in the table
+_NUMBERS = ("elements", "payload", "ratio")
+_SHORTEST_NAME = 12
+_LIMIT = 0.45  # between the cosines of methods that keep up with dense training, and that lag
+_DELAYED = (
+    "DelayCheck: much of the residual has been delayed for %d steps (cosine %.2f, limit %.2f). "
+    "Compression by %s probably holds training back. Send more (a higher density, a lower rate), "
+    "begin with a warm-up, or use 'adacomp'. `gradcomp simulate` compares methods with dense "
+    "training."
+)
 _NOT_IN_BAR = {
     "payload_bytes",
     "sent_bytes",
@@ -81,9 +98,10 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
         warn_if_behind(self, READERS, "see its logs")
-        for bar in progress_bars():
-            bar.on_train_batch_end = _without_details(type(bar).on_train_batch_end, bar)
-            bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
+        for bar in callbacks_of_fit():
+            if isinstance(bar, keras.callbacks.ProgbarLogger):
+                bar.on_train_batch_end = _without_details(type(bar).on_train_batch_end, bar)
+                bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts counting; tells the user if nothing is compressed."""
@@ -117,8 +135,8 @@ class CompressionMonitor(keras.callbacks.Callback):
             _with_table.add(exchange)
             if is_chief(self.model.distribute_strategy):
                 console = rich.console.Console()
-                rows = None if self._table == ALL else traffic_table.LARGEST
-                console.print(traffic_table.made(exchange, traffic, console.width, rows))
+                largest = None if self._table == ALL else LARGEST
+                console.print(traffic_table(exchange, traffic, console.width, largest))
 
     def _built_exchange(self) -> GradientExchange | None:
         if self._exchange is None:  # the strategy's exchange exists from the first step on
@@ -142,13 +160,68 @@ class CompressionMonitor(keras.callbacks.Callback):
         return {**measures_per_step(exchange.group.size, *each), **measures}
 
 
-def find_exchange(model: keras.Model) -> GradientExchange | None:
-    """The exchange of a model's gradients, or None if they are not compressed."""
-    optimizer = compressed_optimizer(model)
-    if optimizer:
-        return optimizer.exchange
-    compressed = compressed_all_reduce(model.distribute_strategy)
-    return compressed.find_exchange(model.trainable_variables) if compressed else None
+class DelayCheck(keras.callbacks.Callback):
+    """Warns if the same gradients are delayed over many steps.
+
+    The log `residual_cosine` compares a worker's residuals with those of `every` exchanges before.
+    Near 0, other gradients are delayed now; near 1, the same ones still are, which holds training
+    back. Above 0.45, the chief warns once; docs/which_compressor.md says what the check misses.
+
+    Args:
+        every: Exchanges between two checks. Each worker keeps a copy of its residuals.
+
+    Raises:
+        ValueError: If `every` is not a whole number of at least 1.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        super().__init__()
+        if not is_whole_number(every, 1, sys.maxsize):
+            raise ValueError(f"DelayCheck: every must be a whole number >= 1; received {every!r}.")
+        self._every = every
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will not see its logs."""
+        super().set_model(model)
+        warn_if_behind(self, READERS, "see its logs")
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Resets the callback."""
+        self._residuals = np.zeros(0)
+        self._checked_at, self._warned = -self._every, False
+        self._measures: dict[str, float] = {}
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Checks if it is time, and adds the latest cosine to the batch's logs."""
+        exchange = find_exchange(self.model)
+        if exchange is None or not exchange.built or not exchange.residuals:
+            return
+        if exchange.exchanges - self._checked_at >= self._every:
+            self._check(exchange)
+        self.on_epoch_end(0, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the latest cosine to the epoch's logs."""
+        if logs is not None:
+            logs.update(self._measures)
+
+    def _check(self, exchange: GradientExchange) -> None:
+        self._checked_at = exchange.exchanges
+        local = (exchange.group.local(residual, 0).read_value() for residual in exchange.residuals)
+        now = np.concatenate([np.ravel(residual) for residual in local])
+        value, self._residuals = cosine(self._residuals, now), now
+        self._measures = {} if math.isnan(value) else {"residual_cosine": value}
+        if value > _LIMIT and not self._warned:
+            self._warned = True
+            tell_user(_DELAYED % (self._every, value, _LIMIT, exchange.compressor))
+
+
+def cosine(before: np.ndarray, now: np.ndarray) -> float:
+    """Returns the cosine between two vectors; NaN if one is empty or zero."""
+    if not before.any() or not now.any():
+        return math.nan
+    before, now = (vector.astype(np.float64) for vector in (before, now))
+    return float(before @ now / (np.linalg.norm(before) * np.linalg.norm(now)))
 
 
 _with_table: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -165,3 +238,80 @@ def _without_details(show: Callable[..., None], bar: keras.callbacks.Callback) -
         show(bar, at, seen)
 
     return shown
+
+
+def traffic_table(
+    exchange: GradientExchange, traffic: Traffic, width: int, largest: int | None = LARGEST
+) -> rich.console.Group:
+    """Returns the table, no wider than `width` unless numbers alone need more.
+
+    Args:
+        exchange: The exchange whose variables the table lists.
+        traffic: The traffic of the exchange.
+        width: The width in characters.
+        largest: The number of variables with their own row; all others share a row. None: every
+            variable has its own row.
+    """
+    exchanges = traffic.exchanges
+    specs = sorted(exchange.specs, key=lambda spec: -spec.elements) if largest else exchange.specs
+    if largest and len(specs) > largest + 1:  # a single one takes as much space
+        specs, others = specs[:largest], specs[largest:]
+    else:
+        others = []
+    rows = [(spec.path, spec.kind, *_cells([spec], traffic)) for spec in specs]
+    if others:
+        rows.append((f"{len(others)} others", "", *_cells(others, traffic)))
+    header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / exchanges
+    rows.append(("header", "", "", f"{header:,.0f}", ""))
+    elements = sum(spec.elements for spec in exchange.specs)
+    dense, payload = traffic.dense_bytes / exchanges, traffic.payload_bytes / exchanges
+    total = ("all", "", *_numbers(elements, dense, payload))
+    sent = traffic.sent_bytes / exchanges
+    ring = dense_ring_bytes(exchange.group.size, dense)
+    times = f", {ring / sent:,.1f} times as many" if sent else ""
+    return rich.console.Group(
+        f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {exchanges} "
+        "exchanges",
+        _table(rows, total, width),
+        f"Sent per exchange: {sent:,.0f} bytes, including payloads that are forwarded for others.",
+        f"A dense all-reduce would send {ring:,.0f}{times}.",
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]], total: tuple[str, ...], width: int) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("variable", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for name in _NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True)
+    every = [*rows, total, ("", "kind", *_NUMBERS)]
+    others = sum(max(len(row[i]) for row in every) for i in range(1, len(total)))
+    room = max(_SHORTEST_NAME, width - others - 2 * len(total))
+    for name, *cells in rows[:-1]:
+        table.add_row(shortened(name, room), *cells)
+    table.add_row(*rows[-1], end_section=True)
+    table.add_row(*total)
+    return table
+
+
+def _cells(specs: Sequence[GradientSpec], traffic: Traffic) -> tuple[str, str, str]:
+    elements = sum(spec.elements for spec in specs)
+    payload = sum(traffic.tensor_bytes[spec.path] for spec in specs) / traffic.exchanges
+    return _numbers(elements, 4 * elements, payload)
+
+
+def _numbers(elements: int, dense_bytes: float, payload_bytes: float) -> tuple[str, str, str]:
+    ratio = f"{dense_bytes / payload_bytes:,.1f}" if payload_bytes else "-"
+    return f"{elements:,}", f"{payload_bytes:,.0f}", ratio
+
+
+def shortened(path: str, most: int) -> str:
+    """Returns a variable's path without its first parts, so that it has `most` characters."""
+    if len(path) <= most:
+        return path
+    _, *rest = path.split("/")
+    for first in range(len(rest)):
+        short = "/".join(["\N{HORIZONTAL ELLIPSIS}", *rest[first:]])
+        if len(short) <= most:
+            return short
+    return "\N{HORIZONTAL ELLIPSIS}" + path[1 - most :]

@@ -12,10 +12,15 @@ from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.lgreco import LayerPlanner
 from tf_gradcomp.compressors.plans import PlanInForce
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.keras.callbacks.collect_state import CollectState
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.callbacks.every import EPOCH, checked_every
-from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.callbacks.shared import (
+    EPOCH,
+    READERS,
+    SAVERS,
+    checked_every,
+    find_exchange,
+    warn_if_behind,
+)
+from tf_gradcomp.keras.callbacks.state import CollectState
 from tf_gradcomp.keras.common.version import keras
 
 
@@ -139,11 +144,11 @@ class LayerwisePlan(keras.callbacks.Callback):
         table.add_column("layer kind")
         for name in ("elements", "own setting", "choices", "plan"):
             table.add_column(name, justify="right")
-        own = planner.lgreco.settings(planner.specs)
-        for place in planner.layers:
-            spec = planner.specs[place]
+        defaults = planner.lgreco.settings(planner.specs)
+        for index in planner.layers:
+            spec = planner.specs[index]
             choices = planner.lgreco.choices(spec) or []
-            of_all = f"{min(choices):,} to {max(choices):,}"
-            numbers = (f"{own[place]:,}", of_all, f"{plan.settings[place]:,}")
-            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *numbers)
+            allowed = f"{min(choices):,} to {max(choices):,}"
+            settings = (f"{defaults[index]:,}", allowed, f"{plan.settings[index]:,}")
+            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *settings)
         return table

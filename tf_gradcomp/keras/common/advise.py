@@ -7,8 +7,8 @@ from typing import Any
 
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.advice.cost_model import Advice, advice_for_one_replica, advice_on
 from tf_gradcomp.advice.probe import THOROUGH, probe
-from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.exchange.gradients import gradient_specs, with_gradients_to_exchange
 from tf_gradcomp.exchange.setup import Candidate
@@ -68,7 +68,7 @@ def advise(
     wanted = compressors.Auto(candidates).from_baseline()
     group = _group_of(model)
     if group.size == 1:
-        return alone(BASELINE)
+        return advice_for_one_replica(BASELINE)
     specs = gradient_specs(model.trainable_variables, checked_policy(policy))
     specs = with_gradients_to_exchange(specs)
     facts = {

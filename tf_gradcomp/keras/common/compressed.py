@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -27,9 +27,15 @@ from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import equality, losses, saved_state
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
-from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, clip, in_loss_scaler
+from tf_gradcomp.keras.common.inner import (
+    check_not_by_horovod,
+    checked_inner,
+    clip,
+    in_loss_scaler,
+    loses_zeros,
+    warn_of_lost_zeros,
+)
 from tf_gradcomp.keras.common.local_optimizer import TakesLocalSteps
 from tf_gradcomp.keras.common.precondition import (
     AUTO,
@@ -91,6 +97,8 @@ class Compressed(TakesLocalSteps):
         divides = bool(possible) and not self.local_steps
         lags = loses_zeros(self._receiver) or (divides and precondition is None)
         methods = compressors.methods_of(self._used, lags=lags)
+        if not self.passes_through():
+            warn_of_lost_zeros(self._receiver, methods)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
@@ -214,9 +222,6 @@ class Compressed(TakesLocalSteps):
             }
         self.exchange.build(variables, facts)
         self._build_units(self.exchange.group)
-        check_keeps_zeros(
-            self._receiver, self.exchange.compressor, self.exchange.specs, self.group.size
-        )
         if measuring.is_on():
             measure = self._new_measuring().timing
             self.exchange.take_step = measure(self.exchange.take_step)

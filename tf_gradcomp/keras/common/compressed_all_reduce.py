@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of

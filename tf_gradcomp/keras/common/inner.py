@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_private
 
@@ -15,6 +18,10 @@ _WHAT_HOROVOD_DOES = (
     if IS_KERAS_2
     else "it does nothing under Keras 3, so ranks drift apart without an error"
 )
+
+
+_LEAST_EPSILON_1 = 1e-15  # of Adafactor
+_SEND_ALL = ("no_compression", "cast")
 
 
 def checked_inner(
@@ -138,4 +145,27 @@ def check_not_inside(optimizer: Any, applying: Any) -> None:
             f"optimizer, {inner}, which would sum them over the replicas a second time. Put "
             f"{outer} around it: "
             f"{outer}(CompressedOptimizer({inner}(...)))."
+        )
+
+
+def loses_zeros(optimizer: Any) -> bool:
+    """Returns whether an optimizer makes NaN of gradients that are zero in a row and a column.
+
+    Keras' Adafactor estimates their squares as about the square of its `epsilon_1`. With the
+    default of 1e-30, that square underflows to zero in float32.
+    """
+    adafactor = getattr(keras.optimizers, "Adafactor", ())
+    return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1
+
+
+def warn_of_lost_zeros(optimizer: Any, methods: Iterable[Compressor]) -> None:
+    """Warns of an optimizer that makes NaN of the zeros that most methods leave."""
+    stages = [stage.name for method in methods for stage in leaf_stages(method)]
+    names = [name for name in stages if name not in _SEND_ALL]
+    if names and loses_zeros(optimizer):
+        warnings.warn(
+            f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
+            f"column, and {names[0]!r} may leave such zeros until it sends the entries. Use "
+            f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast', or another optimizer.",
+            stacklevel=2,
         )

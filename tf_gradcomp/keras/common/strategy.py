@@ -15,11 +15,11 @@ from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.setup import report_no_effect
 from tf_gradcomp.groups.means import means_over_replicas
 from tf_gradcomp.groups.slices import sum_of_concatenated
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.compressed_all_reduce import (
     CompressedAllReduce,
     compressed_all_reduce,
 )
+from tf_gradcomp.keras.common.inner import warn_of_lost_zeros
 from tf_gradcomp.keras.common.version import install_patches, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.private import tensorflow as tf_private
@@ -127,7 +127,8 @@ def ops_for_gradients(
         check_gradients(strategy, *zip(*pairs, strict=True))
         return None
     exchange = ops.gradient_exchange(trained)
-    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, exchange.group.size)
+    if exchange.group.size > 1:
+        warn_of_lost_zeros(optimizer, [exchange.compressor])
     return ops
 
 

@@ -233,7 +233,7 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
 
     Args:
         inner: The inner optimizer.
-        group: The replicas; None for simulated learners.
+        group: The replicas; None in a simulation.
         precondition: The argument of `CompressedOptimizer`.
 
     Raises:

@@ -1,0 +1,282 @@
+"""The trainings of local_steps_accuracy.py: which there are, how one is done, and their tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+import simulated
+from output import spread, table
+from pool import Work
+from records import Record, rounded
+from simulated import WORKLOADS, Training
+from trainings import Task
+
+from tf_gradcomp.cli.simulate import OUTER
+
+DENSE = "dense"  # name of the training that the others are compared with
+WITHIN = 0.01
+_KIND = ("task", "dense_steps", "learners", "training")
+_SETTINGS = ("steps", "outer", "compressor", "warmup_steps", "batch", "rate")
+
+COMPRESSORS = {
+    "none": simulated.DENSE,
+    "adacomp": "adacomp",
+    "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
+    "top-k-0.04": "top_k(density=0.04, value_bits=2, chunk=128)",
+}
+# The steps of dense training, in whole rounds of all lengths; and between two evaluations.
+STEPS = {
+    "digits": (704, 64),
+    "mnist": (320, 192),
+    "shakespeare": (640, 128),
+    "python-small": (960, 192),
+    "transformer": (448, 128),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Attributes:
+        task: Name of the workload.
+        learners: The number of learners; 1 for dense training, which is equal for all numbers.
+        seed: Seed of the weights and the order of the rows.
+        dense_steps: The number of steps on batches of the task's own size.
+        steps: The number of steps in a round; 1 for dense training.
+        outer: Name of the outer optimizer.
+        compressor: A key of `COMPRESSORS`.
+        warmup_steps: The number of synchronous steps before the first round.
+        batch: How many times the batch is larger than the task's.
+        rate: How many times the learning rate is.
+    """
+
+    task: str
+    learners: int
+    seed: int
+    dense_steps: int
+    steps: int = 1
+    outer: str = "average"
+    compressor: str = "none"
+    warmup_steps: int = 0
+    batch: int = 1
+    rate: float = 1.0
+
+    @property
+    def training(self) -> str:
+        """The job's name without the task, its steps, the learners and the seed."""
+        rounds = [f"rounds{self.steps}", self.outer, self.compressor]
+        parts = rounds if self.steps > 1 else [DENSE]
+        parts += [f"warmup{self.warmup_steps}"] if self.warmup_steps else []
+        parts += [f"batch{self.batch}"] if self.batch > 1 else []
+        parts += [f"rate{self.rate:g}"] if self.rate != 1 else []
+        return "-".join(parts)
+
+    @property
+    def name(self) -> str:
+        """The name of the job, and of its record."""
+        task = f"{self.task}-{self.dense_steps}steps-{self.learners}learners"
+        return f"{task}-{self.training}-seed{self.seed}"
+
+    @property
+    def whole(self) -> Training:
+        """The training, but for the local steps: on as many samples as the dense steps have."""
+        return Training(
+            self.task,
+            self.learners,
+            self.seed,
+            self.dense_steps // self.batch,
+            COMPRESSORS[self.compressor],
+            batch_size=self.batch * WORKLOADS[self.task].reading.batch_size,
+            rate=self.rate,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The values of which each combination is a job: see the attributes of `Job`."""
+
+    rounds: Sequence[int]
+    compressors: Sequence[str]
+    warmups: Sequence[int]
+    rates: Sequence[float]
+
+    def jobs(self, learners: int, task: str, seed: int, dense_steps: int) -> Iterator[Job]:
+        """Yields dense training, that with local steps, and dense training on larger batches."""
+        dense = Job(task, 1, seed, dense_steps)
+        for rate in dict.fromkeys((1.0, *self.rates)):
+            yield dataclasses.replace(dense, rate=rate)
+        for steps, *others, rate in itertools.product(
+            self.rounds, OUTER, self.compressors, self.warmups, self.rates
+        ):
+            yield Job(task, learners, seed, dense_steps, steps, *others, rate=rate)
+        for times in self.rounds:
+            for rate in (1.0, math.sqrt(times)):
+                yield dataclasses.replace(dense, batch=times, rate=rate)
+
+
+def _measure(job: Job) -> Record:
+    """Trains; returns the record."""
+    local = {"steps": job.steps, "outer": OUTER[job.outer], "warmup_steps": job.warmup_steps}
+    every = max(1, STEPS[job.task][1] // job.batch)
+    record = simulated.train(job.whole, every, local if job.steps > 1 else None)
+    del record["traffic"]  # by variable: no table has it
+    return {**dataclasses.asdict(job), "training": job.training, **rounded(record)}
+
+
+def _seconds(job: Job) -> float:
+    return simulated.expected_seconds(job.whole)
+
+
+WORK = Work(_measure, _seconds, simulated.WORK.summary)
+
+
+def fewer_bytes(record: Record) -> tuple[float, float]:
+    """Returns how many times fewer bytes a step of dense training's batch gives, and sends."""
+    if record["steps"] == 1:  # dense
+        return record["batch"], record["batch"]
+    dense, workers = record["dense_bytes"], record["learners"]
+    ring = 2 * (workers - 1) / workers * dense
+    return dense / record["payload_bytes"], ring / record["sent_bytes"]
+
+
+def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Record]:
+    """A row for each training: means over the seeds that dense training has, too.
+
+    Each seed is compared with dense training at its best learning rate: the rate with the best mean
+    over all seeds that dense training has at any rate.
+
+    Args:
+        records: Those of all runs.
+        readings: How to read the quality, by task; rows have the tasks in this order.
+    """
+    dense = _best_dense(records, readings)
+    kinds: dict[tuple, list[Record]] = {}
+    for record in sorted(records, key=lambda one: _sort_key(one, list(readings))):
+        if _of_seed(record) in dense:
+            kinds.setdefault(tuple(record[key] for key in _KIND), []).append(record)
+    rows = []
+    for same in kinds.values():
+        goals = [dense[_of_seed(record)] for record in same]
+        qualities = [record["quality"] for record in same]
+        quality, goal = statistics.mean(qualities), statistics.mean(goals)
+        rises = readings[same[0]["task"]].rises
+        good = quality >= (1 - WITHIN) * goal if rises else quality <= (1 + WITHIN) * goal
+        given, sent = (statistics.mean(one) for one in zip(*map(fewer_bytes, same), strict=True))
+        rows.append(
+            {
+                **{key: same[0][key] for key in (*_KIND, *_SETTINGS)},
+                "seeds": len(same),
+                "qualities": qualities,
+                "quality": quality,
+                "difference": quality - goal,
+                "good": good,
+                "bytes": same[0]["dense_bytes"] / given,
+                "times fewer": given,
+                "times fewer sent": sent,
+            }
+        )
+    return rows
+
+
+def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict[tuple, float]:
+    """Returns the quality of dense training at its best rate, by task, steps and seed."""
+    rates: dict[tuple, dict[float, dict[tuple, float]]] = {}
+    for record in records:
+        if record["steps"] == 1 and record["batch"] == 1:
+            of_task = rates.setdefault((record["task"], record["dense_steps"]), {})
+            of_task.setdefault(record["rate"], {})[_of_seed(record)] = record["quality"]
+    best: dict[tuple, float] = {}
+    for (task, _), of_task in rates.items():
+        seeds = max(map(len, of_task.values()))
+        whole = [of_rate for of_rate in of_task.values() if len(of_rate) == seeds]
+        sign = 1 if readings[task].rises else -1
+        best |= max(whole, key=lambda of_rate: sign * statistics.mean(of_rate.values()))
+    return best
+
+
+def _of_seed(record: Record) -> tuple:
+    return record["task"], record["dense_steps"], record["seed"]
+
+
+def _sort_key(record: Record, tasks: Sequence[str]) -> tuple:
+    """Returns a key that sorts records: dense training first, and rounds by their lengths."""
+    first = tasks.index(record["task"]), record["dense_steps"], record["learners"]
+    return *first, *(record[key] for key in _SETTINGS), record["seed"]
+
+
+def markdown(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
+    """The tables: the longest rounds that are good enough, and all trainings of each task."""
+    parts = [f"**The longest rounds within 1 % of dense training**\n\n{_longest(rows)}"]
+    for task, steps in dict.fromkeys((row["task"], row["dense_steps"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
+        parts.append(f"**{task}, {steps:,} steps**\n\n{_table(own, readings[task])}")
+    return "\n".join(parts)
+
+
+def _named(row: Record) -> str:
+    """Returns a training in words."""
+    parts = [DENSE]
+    if row["steps"] > 1:
+        outer = "mean" if row["outer"] == "average" else "Nesterov"
+        compressor = "uncompressed" if row["compressor"] == "none" else row["compressor"]
+        parts = [f"rounds of {row['steps']}", outer, compressor]
+    parts += [f"{row['warmup_steps']} steps of warm-up"] if row["warmup_steps"] else []
+    parts += [f"batches {row['batch']} times larger"] if row["batch"] > 1 else []
+    parts += [f"rate {row['rate']:.3g} times"] if row["rate"] != 1 else []
+    return ", ".join(parts)
+
+
+def _table(rows: Sequence[Record], reading: Task) -> str:
+    head = [
+        *("learners", "training", "seeds", reading.label, "from best dense", "within 1 %"),
+        *("bytes a step", "times fewer", "times fewer sent"),
+    ]
+    body = [
+        [
+            str(row["learners"]) if row["steps"] > 1 else "any",
+            _named(row),
+            str(row["seeds"]),
+            spread(row["qualities"], reading.digits),
+            f"{row['difference']:+.{reading.digits}f}",
+            "yes" if row["good"] else "no",
+            *(f"{row[key]:,.0f}" for key in ("bytes", "times fewer", "times fewer sent")),
+        ]
+        for row in rows
+    ]
+    return "\n".join(table(head, body)) + "\n"
+
+
+def _longest(rows: Sequence[Record]) -> str:
+    local = [row for row in rows if row["steps"] > 1]
+    compressors = list(dict.fromkeys(row["compressor"] for row in local))
+    body = []
+    for place in dict.fromkeys(_setup(row) for row in local):
+        own = [row for row in local if _setup(row) == place]
+        task, steps, learners = place
+        larger = [row for row in rows if row["batch"] > 1 and _setup(row) == (task, steps, 1)]
+        body.append(
+            [
+                f"{task}, {steps:,} steps",
+                str(learners),
+                *(_most([r for r in own if r["compressor"] == c], "steps") for c in compressors),
+                _most(larger, "batch"),
+            ]
+        )
+    columns = [f"steps, {'uncompressed' if name == 'none' else name}" for name in compressors]
+    head = ["task", "learners", *columns, "larger batch"]
+    return "\n".join(table(head, body)) + "\n"
+
+
+def _setup(row: Record) -> tuple[str, int, int]:
+    return row["task"], row["dense_steps"], row["learners"]
+
+
+def _most(rows: Sequence[Record], key: str) -> str:
+    """Returns the largest value of rows that are good enough, of all rows."""
+    good = [row[key] for row in rows if row["good"]]
+    return str(max(good)) if good else "none" if rows else ""
