@@ -19,7 +19,7 @@ from tf_gradcomp.cli.run import (
     refuse,
     shown_errors,
 )
-from tf_gradcomp.launch import Rank, addresses_of_ranks, find_rank
+from tf_gradcomp.launch import Rank, addresses_of_ranks, end_rank, find_rank
 from tf_gradcomp.launch.job import report_end, run_job
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
@@ -110,6 +110,7 @@ def advise(
             sys.exit(result.exit_code)
         if rank is None or rank.rank == 0:
             _print(advice)
+        end_rank()
     if workers is not None and workers > 1 and not as_json:
         click.echo(_LOOPBACK)
 
