@@ -16,6 +16,7 @@ from tf_gradcomp.launch import (
     JobResult,
     addresses_of_ranks,
     connected,
+    end_rank,
     find_rank,
     gpus_of_workers,
     horovod_ranks,
@@ -240,6 +241,8 @@ def run(
             for result in results
         ]
         print_json({**results[-1].as_dict(), "restarts": len(runs) - 1, "runs": runs})
+    if results[-1].exit_code == 0:
+        end_rank()
     sys.exit(results[-1].exit_code)
 
 

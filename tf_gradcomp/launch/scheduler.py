@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -131,6 +132,9 @@ def expand_counts(text: str) -> list[int]:
 def _gather_by_mpi(address: str, size: int) -> list[str]:
     """Returns the addresses of all ranks, in their order."""
     try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # see `end_rank`
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
         raise RuntimeError(
@@ -138,10 +142,16 @@ def _gather_by_mpi(address: str, size: int) -> list[str]:
             "pip install mpi4py."
         ) from error
     addresses = MPI.COMM_WORLD.allgather(address)
-    MPI.Finalize()  # at the end of the process, it would wait for the other ranks
     if len(addresses) != size:
         raise RuntimeError(
             f"mpirun has started {size} ranks, and mpi4py sees {len(addresses)}: it was built for "
             "another MPI."
         )
     return addresses
+
+
+def end_rank() -> None:
+    """Ends this rank well: `mpirun` ends all ranks if one of them exits without this."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:
+        mpi.Finalize()
