@@ -264,11 +264,3 @@ def choose(
         tables = tables_note(probed.tables)
     tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
     return chosen
-
-
-def take_unused(
-    _group: Group, candidates: Sequence[Candidate], _specs: Sequence[GradientSpec]
-) -> Candidate:
-    """Takes the only candidate of an exchange that no step will use; logs nothing."""
-    (chosen,) = candidates
-    return chosen

@@ -22,7 +22,7 @@ from tf_gradcomp.groups.communicator import dense_ring_bytes, measures_per_step
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks.shared import READERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
-from tf_gradcomp.keras.common.hooks import callbacks_of_fit
+from tf_gradcomp.keras.common.fit import callbacks_of_fit
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
 from tf_gradcomp.keras.local.rounds import measures_of_rounds
