@@ -24,7 +24,7 @@ from tf_gradcomp.compressors.lgc.settings import (
     WEIGHTS,
 )
 from tf_gradcomp.exchange.exchange import residual_norm
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 BATCH, STEPS = 24, 8
@@ -337,7 +337,7 @@ def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, 
 
 
 def test_without_the_library_the_job_continues_with_one_notice(caplog):
-    notices.forget()
+    messages.forget()
     caplog.set_level(logging.INFO, "tf_gradcomp")
     model, watch = compiled(method()), Watch()
     fit(model, watch, epochs=1)

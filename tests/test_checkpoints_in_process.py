@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.replicas import copies, mirrored, stepper
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 
 
 def build(optimizer=None, **settings):
@@ -180,7 +180,7 @@ def test_a_restarted_job_without_its_backup_says_that_it_begins_from_zero(
     monkeypatch.setenv("GRADCOMP_RESTARTS", "1")
     message = f"begins from zero, because there is no backup in {str(tmp_path / 'backup')!r}"
     for told, steps in ((True, 10), (False, 1000)):  # the second job finds the first one's
-        notices.forget()
+        messages.forget()
         caplog.clear()
         backup = backup_of.BackupAndRestore(tmp_path / "backup")
         with contextlib.suppress(KeyboardInterrupt):

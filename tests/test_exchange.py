@@ -19,7 +19,7 @@ from tf_gradcomp.compressors import AdaComp, LGreCo, NoCompression, ScaleCom, To
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import Traffic
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.simulation import Learners
@@ -339,7 +339,7 @@ def test_without_a_strategy_the_group_is_one_replica():
 
 
 def test_the_exchange_is_described_once(caplog):
-    notices.forget()
+    messages.forget()
     Exchanging(2)
     Exchanging(2)
     message = "2 replicas exchange .* by AdaComp"
@@ -350,13 +350,13 @@ PLAN = "L-GreCo uses the settings of its method until a plan is made"
 
 
 def test_an_exchange_gives_its_notices_when_it_is_built(caplog):
-    notices.forget()
+    messages.forget()
     Exchanging(2, LGreCo(TopK(0.05)))
     assert caplog.text.count(PLAN) == 1
 
 
 def test_neither_a_single_replica_nor_a_simulation_gives_notices_of_a_job(caplog):
-    notices.forget()
+    messages.forget()
     Exchanging(1, LGreCo(TopK(0.05)))
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile(keras.optimizers.Adam(), "mse")
@@ -366,7 +366,7 @@ def test_neither_a_single_replica_nor_a_simulation_gives_notices_of_a_job(caplog
 
 
 def test_a_single_replica_logs_a_notice_in_its_first_step(caplog):
-    notices.forget()
+    messages.forget()
     alone = Exchanging(1)  # as where a model is only loaded
     assert not caplog.messages
     for _ in range(2):

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.reference import adacomp
 from tests.replicas import collective
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 
 LOGS = [
     "payload_bytes",
@@ -310,7 +310,7 @@ def test_without_compression_the_callback_gives_a_notice_and_no_logs(make, capsy
     strategy = make() if make else gc.MultiWorkerMirroredStrategy()
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.01)
-    notices.forget()
+    messages.forget()
     history = fit(build(optimizer, strategy), table=True).history
     assert set(history) == {"loss"}
     assert "Payload of a step" not in capsys.readouterr().out
@@ -318,7 +318,7 @@ def test_without_compression_the_callback_gives_a_notice_and_no_logs(make, capsy
 
 
 def test_no_notice_if_the_strategy_compresses(caplog):
-    notices.forget()
+    messages.forget()
     strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.01)

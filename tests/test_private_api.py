@@ -868,7 +868,6 @@ _WITHOUT_GUARDS = """
 
     import tf_gradcomp as gc
     from tests.ranks import digest, report
-    from tf_gradcomp.groups import notices
     from tf_gradcomp.keras.common import version
     from tf_gradcomp.private import patching
 

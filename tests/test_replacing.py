@@ -10,7 +10,7 @@ import tf_gradcomp as gc
 from tests.workers import result, run_workers
 from tf_gradcomp.cli.simulate import simulate
 from tf_gradcomp.environment import COMPRESSOR
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 
 JOB = """
     import json, os, logging, sys, tempfile
@@ -97,7 +97,7 @@ def test_a_wrong_text_names_the_variable(monkeypatch):
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_variable_without_effect_is_reported(monkeypatch, caplog, wrapped):
     monkeypatch.setenv(COMPRESSOR, "cast")
-    notices.forget()
+    messages.forget()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(gc.CompressedOptimizer("sgd") if wrapped else "sgd", "mse")
     model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)

@@ -37,7 +37,7 @@ TRAINED_ALIKE = ("callbacks_and_metrics", "steps_per_execution")
 UNCOMPRESSED = (*TRAINED_ALIKE, "synchronized_batch_normalization")
 CHECKS = {
     "unwrapped": (
-        "out_of_scope",
+        "outside_scope",
         *UNCOMPRESSED,
         "mean_of_a_step",
         "values_of_each_class",
@@ -164,7 +164,7 @@ def test_float8_layers_are_refused_where_keras_reduces():
 )
 def test_objects_created_outside_the_scope_are_refused(what, message):
     for report in seen("unwrapped"):
-        assert message in report["out_of_scope"][what]
+        assert message in report["outside_scope"][what]
 
 
 @pytest.mark.parametrize("way", ["unwrapped", "optimizer"])

@@ -16,7 +16,7 @@ from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tests.workers import run_workers
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 from tf_gradcomp.keras.common import fit as fit_module
 from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
@@ -496,7 +496,7 @@ def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, ca
         (True, [gone]),
         (True, []),  # it finds the backup of the job before
     ):
-        notices.forget()
+        messages.forget()
         caplog.clear()
         backup = module.BackupAndRestore(folder, delete_checkpoint=False)
         model = small_model(gc.CompressedOptimizer(keras.optimizers.SGD(0.1)))

@@ -7,7 +7,7 @@ import pytest
 import tf_gradcomp as gc
 from tests.bounds import rounding
 from tests.replicas import collective
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 
 
 def trained(loss, strategy, reduction=None):
@@ -35,7 +35,7 @@ def trained(loss, strategy, reduction=None):
     ],
 )
 def test_a_loss_that_is_divided_never_or_twice_is_reported(axis, reduction, times, told, caplog):
-    notices.forget()
+    messages.forget()
 
     def loss(y, predicted):
         return keras.ops.mean(keras.ops.square(y - predicted), axis)

@@ -28,8 +28,8 @@ from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.communicator import Communicator, WordsAhead
-from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.notices import out_of_scope, tell_user
+from tf_gradcomp.groups.group import Group, outside_scope
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 _FEWEST = 512  # the time of fewer elements counts as latency
@@ -184,7 +184,7 @@ def probe(
     """
     communicators = group.communicators()
     try:
-        return out_of_scope(lambda: _probe(group, communicators, specs, candidates, effort))
+        return outside_scope(lambda: _probe(group, communicators, specs, candidates, effort))
     except tf.errors.FailedPreconditionError as error:
         if "determinism" not in error.message:
             raise

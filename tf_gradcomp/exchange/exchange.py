@@ -35,7 +35,7 @@ from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 from tf_gradcomp.private import tensorflow as tf_private

@@ -10,7 +10,7 @@ from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
-from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.groups.group import outside_scope
 
 Kind = TypeVar("Kind", bound=Hook)
 
@@ -72,7 +72,7 @@ class JobHooks:
             job_state = first.job_state()
             # Other workers wait for the proposal, so no worker can take part in creating a
             # variable.
-            proposed = out_of_scope(lambda: hook.propose(state, job_state))
+            proposed = outside_scope(lambda: hook.propose(state, job_state))
         proposed = group.processes.from_first(proposed)
         for number in range(group.local_size):
             replica = Replica.of_all(self._setup, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,6 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.notices import reads_own
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.private import tensorflow as tf_private
 
@@ -29,6 +29,25 @@ _NOT_FOUND = (
     "the optimizer or its exchange together with the variable, or call optimizer.collect_state() "
     "on all workers before the save."
 )
+
+
+_local_readers: contextvars.ContextVar[tuple[object, ...]]
+_local_readers = contextvars.ContextVar("local_readers", default=())
+
+
+@contextlib.contextmanager
+def reading_locally(*owners: object) -> Iterator[None]:
+    """Within this context, some owners of variables read only this process's parts."""
+    token = _local_readers.set((*_local_readers.get(), *owners))
+    try:
+        yield
+    finally:
+        _local_readers.reset(token)
+
+
+def reads_locally(owner: object) -> bool:
+    """True if an owner of variables reads only this process's parts."""
+    return any(reader is owner for reader in _local_readers.get())
 
 
 class Unfinished(Protocol):
@@ -78,8 +97,7 @@ class Saving:
 
     `collect` sums variables on all processes together, so that one process can save alone. The
     collected sums are valid until the next step. Under a strategy, variables that were not
-    collected are summed when they are read; within `reading_own(saving)`, they are not summed at
-    all.
+    collected are summed when they are read, but not within `reading_locally(saving)`.
     """
 
     def __init__(self, group: Group) -> None:
@@ -208,10 +226,10 @@ class Saving:
             self.collect()
         if self.is_collected and id(own) in self._sums:
             return self._sums[id(own)]
-        if reads_own(self):
+        if reads_locally(self):
             return _own(one)
         if self.group.by_strategy:
-            if reads_own(getattr(one.group, "strategy", None)):
+            if reads_locally(getattr(one.group, "strategy", None)):
                 raise ValueError(_NOT_FOUND % own.name)
             return np.asarray(_total(one).numpy())
         if one.unused() and not np.any(own.numpy()):

@@ -22,7 +22,7 @@ from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scal
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.lockstep import LockstepGroup
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
 

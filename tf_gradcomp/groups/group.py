@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -93,3 +94,13 @@ class Group(abc.ABC):
         processes, because all processes build their exchanges in the same order.
         """
         return ""
+
+
+def outside_scope(make: Callable[[], Result]) -> Result:
+    """Calls `make` outside the current strategy's scope and returns its result.
+
+    Within the scope, TensorFlow replicates each variable, which synchronizes the workers. A scope
+    belongs to one thread, so a new thread is outside every scope.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.groups.communicator import CollectiveCommunicator, Communicator
-from tf_gradcomp.groups.group import Group, Result
-from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.groups.group import Group, Result, outside_scope
 from tf_gradcomp.groups.slices import sum_of_slices
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.private import tensorflow as tf_private
@@ -42,7 +41,7 @@ class HostGroup(StrategyGroup):
             with tf.device(self.devices[0]):
                 return make()
 
-        return out_of_scope(there)
+        return outside_scope(there)
 
     @property
     def each_replica(self) -> Callable[..., Any]:

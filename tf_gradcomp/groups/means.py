@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.private import tensorflow as tf_private
 
 
@@ -44,7 +44,7 @@ class RareExchanges:
         """
         key = size, several
         if key not in self._kept:
-            self._kept[key] = out_of_scope(
+            self._kept[key] = outside_scope(
                 lambda: (
                     tf.Variable(tf.zeros([size], tf.float64)),
                     tf.Variable(-1, dtype=tf.int64),

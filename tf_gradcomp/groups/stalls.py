@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER, START_TIMEOUT
-from tf_gradcomp.groups.notices import warn_user
+from tf_gradcomp.groups.messages import warn_user
 from tf_gradcomp.groups.rendezvous import connection_error
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.stall_reports import continues, step_name, waits

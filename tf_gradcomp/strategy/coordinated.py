@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.saving import Saving, owners_of
-from tf_gradcomp.groups.notices import reading_own, reads_own, tell_user
+from tf_gradcomp.exchange.saving import Saving, owners_of, reading_locally, reads_locally
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import strategy_of_workers
@@ -34,7 +34,7 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
     strategy = strategy_of_workers()
-    if strategy is not None and reads_own(strategy):  # within another save
+    if strategy is not None and reads_locally(strategy):  # within another save
         yield True
     elif strategy is not None:
         with strategy.saves.coordinate(savings, _comparable(path)) as writes:
@@ -49,7 +49,7 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
         ]
         if own:
             tell_user(_OWN_OF_RANK)
-        with reading_own(*own):
+        with reading_locally(*own):
             yield True
 
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.groups.notices import reading_own, tell_user
+from tf_gradcomp.exchange.saving import Saving, reading_locally
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.private import tensorflow as tf_private
 
@@ -68,7 +68,7 @@ class Saves:
         if number is None:
             number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(reading_own(self._group.strategy, *savings))
+            stack.enter_context(reading_locally(self._group.strategy, *savings))
             for saving in savings:
                 stack.enter_context(saving.as_finished())
             if not chief:

@@ -15,11 +15,11 @@ from tf_gradcomp import compressors
 from tf_gradcomp.chief import is_chief, task_in, task_of
 from tf_gradcomp.exchange import setup
 from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.saving import reads_locally
 from tf_gradcomp.groups import agreement, bitcast, rendezvous, stalls
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.current import check_not_of_horovod
 from tf_gradcomp.groups.means import RareExchanges
-from tf_gradcomp.groups.notices import reads_own
 from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
@@ -279,12 +279,12 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Reduces like TensorFlow, and also values that TensorFlow refuses.
 
         Within `reusing`, it returns the given results. Scalars have no axis to reduce. A nested
-        structure is reduced leaf by leaf. Within `reading_own`, variables are reduced only over
+        structure is reduced leaf by leaf. Within `reading_locally`, variables are reduced only over
         this worker's replicas, and a nested structure is this worker's own.
         """
         if id(value) in self._known:
             return self._known[id(value)]
-        own = reads_own(self)
+        own = reads_locally(self)
         if own and isinstance(value, tf.Variable):
             return self._own_of_variable(reduce_op, value)
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):

@@ -213,7 +213,7 @@ def narrow():
     return keras.Sequential([keras.layers.Input((8,)), hidden, keras.layers.Dense(3)])
 
 
-def out_of_scope(setup):
+def outside_scope(setup):
     """Returns the errors of models, optimizers or metrics that are created outside the scope."""
 
     def model():

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, report
-from tf_gradcomp.groups import notices
+from tf_gradcomp.groups import messages
 
 ROWS = 65  # in batches of 16, the last has one row
 x = np.arange(ROWS * 2, dtype="float32").reshape(ROWS, 2) / 100
@@ -25,7 +25,7 @@ class Heard(logging.Handler):
 def told(run):
     """Returns the messages logged while `run` is called."""
     heard.clear()
-    notices.forget()
+    messages.forget()
     run()
     return [*heard]
 

@@ -18,7 +18,7 @@ from tf_gradcomp.compressors.lgc.autoencoder_state import (
 from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.groups.notices import out_of_scope
+from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.keras.callbacks.shared import READERS, SAVERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder
 from tf_gradcomp.keras.common.version import keras, keras_private
@@ -153,7 +153,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         if state is None:
             return None
         lgc, weights = state.lgc, state.weights
-        return out_of_scope(lambda: Autoencoder.of(lgc.architecture, lgc.innovations, weights))
+        return outside_scope(lambda: Autoencoder.of(lgc.architecture, lgc.innovations, weights))
 
     @property
     def last_vectors(self) -> np.ndarray | None:
@@ -278,7 +278,7 @@ def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
 def _config_of(optimizer: Any, learning_rate: float) -> dict[str, Any]:
     if isinstance(optimizer, str):
         optimizer = {"class_name": optimizer, "config": {"learning_rate": learning_rate}}
-    return out_of_scope(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))
+    return outside_scope(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))
 
 
 def autoencoder_of(exchange: GradientExchange) -> AutoencoderState | None:

@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups.communicator import dense_ring_bytes, measures_per_step
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.keras.callbacks.shared import READERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.keras.common.fit import callbacks_of_fit

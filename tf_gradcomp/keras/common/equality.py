@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.facts import facts_of

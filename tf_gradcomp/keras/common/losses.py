@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 
 _noted: dict[str, tuple[tf.Graph, bool]] = {}  # the graph in which a loss was traced, and `divided`
 

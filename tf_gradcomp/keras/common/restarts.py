@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from tf_gradcomp.environment import RESTARTS
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.keras.common.version import keras, keras_private
 
 _RESUMES = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy

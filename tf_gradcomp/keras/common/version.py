@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_gradcomp.groups.agreement import keras_version
-from tf_gradcomp.groups.notices import warn_user
+from tf_gradcomp.groups.messages import warn_user
 from tf_gradcomp.private.patching import PATCHES, UntestedVersionError, apply
 
 IS_KERAS_2 = not hasattr(tf.keras, "ops")

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import keras
 
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
 from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
 from tf_gradcomp.keras.keras3.steps import swap_averages

@@ -20,7 +20,7 @@ from tf_gradcomp.exchange.state import assign, own_variable, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
 from tf_gradcomp.groups.means import RareExchanges
-from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.local.fragments import Fragment
 from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds, drift, refuse_weights

@@ -1,14 +1,9 @@
-"""Messages for the user, and variables outside a strategy's scope."""
+"""Messages for the user, by the logger "tf_gradcomp"."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import contextvars
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 from tf_gradcomp.chief import is_chief
 
@@ -54,34 +49,3 @@ def _own_handler() -> logging.Handler:
 def forget() -> None:
     """Forgets which messages were logged, as in a new program."""
     _tell_once.cache_clear()
-
-
-_owners: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("owners", default=())
-
-
-@contextlib.contextmanager
-def reading_own(*owners: object) -> Iterator[None]:
-    """Has some owners of variables read only this process's parts, within this context."""
-    token = _owners.set((*_owners.get(), *owners))
-    try:
-        yield
-    finally:
-        _owners.reset(token)
-
-
-def reads_own(owner: object) -> bool:
-    """Returns whether an owner of variables reads only this process's parts."""
-    return any(one is owner for one in _owners.get())
-
-
-Result = TypeVar("Result")
-
-
-def out_of_scope(make: Callable[[], Result]) -> Result:
-    """Calls `make` outside the current strategy's scope and returns its result.
-
-    Within the scope, TensorFlow replicates each variable, which synchronizes the workers. A scope
-    belongs to one thread, so a new thread is outside every scope.
-    """
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(make).result()
