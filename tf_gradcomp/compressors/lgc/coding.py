@@ -19,7 +19,6 @@ from tf_gradcomp.compressors.lgc.settings import (
     FLOAT32,
     NORMS,
     PHASE,
-    RISE_UNTIL,
     ROUNDING,
     SHARE_ERROR,
     WEIGHTS,
@@ -86,22 +85,15 @@ class Coding(Phase, registered=False):
         return told[1:]
 
     def _norms_before(self, inputs: StepInputs, now: tf.Tensor) -> tf.Tensor:
-        """Returns the residuals' norms in the first step that has this replica as leader.
+        """Returns the residuals' norms in the first step that had this replica as leader.
 
-        A job that resumes may have lost these norms, and its residuals may still be filling up from
-        zero. In this case, the largest norms of the next `training_steps` steps count.
+        A resumed job may have lost them. Its first norms then count, and it may give the
+        autoencoder up early.
         """
-        state, numbers = inputs.job_state, _numbers(inputs)
-        before, until = (
-            tf.gather(state[name].read_value(), numbers) for name in (NORMS, RISE_UNTIL)
-        )
-        first = tf.maximum(inputs.step, 1)
-        again = inputs.step + self._lgc.training_steps
-        until = tf.where(before > 0, until, tf.where(until > 0, again, first))
-        rises = tf.logical_or(before == 0, inputs.step < until)
-        before = tf.where(rises, tf.maximum(before, now), before)
-        for name, value in ((NORMS, before), (RISE_UNTIL, until)):
-            state[name].scatter_update(tf.IndexedSlices(value, numbers))
+        norms, indices = inputs.job_state[NORMS], _numbers(inputs)
+        before = tf.gather(norms.read_value(), indices)
+        before = tf.where(before > 0, before, now)
+        norms.scatter_update(tf.IndexedSlices(before, indices))
         return before
 
     def _all_reduce(self, step: LeaderStep) -> Generator[Request, tf.Tensor, Any]:

@@ -31,7 +31,6 @@ LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was traine
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
 NORMS = "lgc_norms"  # `_norms` when this replica first led with the autoencoder; 0: not known
-RISE_UNTIL = "lgc_norms_rise_until"  # the step up to which `NORMS` are the largest so far; 0: none
 DECODED = "lgc_decoded"  # a digest of the last decoding
 SHARE_ERROR = "lgc_share_error"  # of the sent part of this replica's own entries
 
@@ -45,7 +44,6 @@ _OF_WHAT_WAS_LEARNT = (
     LEARNT,
     ERRORS,
     NORMS,
-    RISE_UNTIL,
     DECODED,
 )
 
@@ -99,7 +97,6 @@ def job_state_specs(lgc: LGC, specs: Sequence[GradientSpec]) -> dict[str, JobSta
         ERRORS: JobStateSpec((KEPT_ERRORS,)),
         WEIGHTS: JobStateSpec((parameters,)),
         NORMS: JobStateSpec((len(specs),), of_gradients=True),
-        RISE_UNTIL: JobStateSpec((len(specs),), "int64"),
         DECODED: JobStateSpec((), "int64"),
         SHARE_ERROR: JobStateSpec(()),
     }
