@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
@@ -204,7 +203,7 @@ class _Signals:
         self._grace = grace
         self._job: LocalJob | None = None
         self._shown: WorkerOutput | None = None
-        self._received: deque[tuple[int, bool]] = deque()  # and whether it is a request to end
+        self._early: list[tuple[int, bool]] = []  # before the job starts; True requests the end
         self._is_stopping = False
         self._had_terminal = _has_terminal()
 
@@ -220,22 +219,25 @@ class _Signals:
         if stops:
             _alarm_in(0 if self._is_stopping else self._grace)
             self._is_stopping = True
-        self._received.append((signum, stops))
-        self._deliver()
+        if self._job is None:
+            self._early.append((signum, stops))
+        else:
+            self._deliver(signum, stops)
 
     def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
         """Passes earlier and later signals to the job."""
-        self._job, self._shown = job, shown
-        self._deliver()
+        self._shown, self._job = shown, job  # in this order: a signal may arrive at any time
+        for signum, stops in self._early:
+            self._deliver(signum, stops)
 
-    def _deliver(self) -> None:
-        while self._job and self._shown and self._received:
-            signum, stops = self._received.popleft()
-            if stops:
-                self._shown.stopping()
-                self._job.stop(signum)
-            else:
-                self._job.pass_on(signum)
+    def _deliver(self, signum: int, stops: bool) -> None:
+        assert self._job is not None
+        assert self._shown is not None
+        if stops:
+            self._shown.stopping()
+            self._job.stop(signum)
+        else:
+            self._job.pass_on(signum)
 
 
 def _has_terminal() -> bool:
