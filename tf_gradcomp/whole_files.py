@@ -24,6 +24,8 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
     """
     with replacing_path(path) as new, open(new, "wb") as file:
         yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

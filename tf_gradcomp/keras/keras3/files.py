@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import h5py
 import keras
+import tensorflow as tf
 
+from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.groups.messages import tell_user
 from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
 from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
@@ -46,7 +49,7 @@ def save_model(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: A
     """Writes a `.keras` file, or a folder, for all workers that give its path."""
 
     def write(target: Any) -> None:
-        original(model, target, *args, **kwargs)
+        _outside_scope(lambda: original(model, target, *args, **kwargs))
 
     path = str(filepath)
     if isinstance(filepath, io.IOBase) or not is_coordinated(model):
@@ -84,7 +87,7 @@ def save_weights(
     """
 
     def write(target: Any) -> None:
-        original(model, target, max_shard_size, objects_to_skip)
+        _outside_scope(lambda: original(model, target, max_shard_size, objects_to_skip))
 
     path = str(filepath)
     if isinstance(filepath, io.IOBase) or not is_coordinated(model):
@@ -103,6 +106,18 @@ def save_weights(
             with temporary_folder(path) as folder:
                 write(os.path.join(folder, os.path.basename(path)))
                 move(folder, os.path.dirname(os.path.realpath(path)))
+
+
+def _outside_scope(write: Callable[[], None]) -> None:
+    """Writes outside the scope of a strategy.
+
+    To find out which attributes hold no state, Keras creates an optimizer. In the scope, all
+    workers would have to create its variables together, but only the chief writes.
+    """
+    if tf.distribute.has_strategy():
+        outside_scope(functools.partial(contextvars.copy_context().run, write))
+    else:
+        write()
 
 
 @contextlib.contextmanager
