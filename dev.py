@@ -164,12 +164,12 @@ def main() -> int:
     if tests and target is NEWEST:
         extras = (*extras, "ray")
     if target is NEXT:
-        with alone_in(NEWEST.folder):
+        with locked(NEWEST.folder):
             prepare(NEWEST, extras, compiler)
         target = find_next()
         if target is None:
             return 0
-    with alone_in(target.folder):
+    with locked(target.folder):
         prepare(target, extras, compiler)
         if target.folder == NEXT.folder:
             prepare_keras_nightly(target)
@@ -180,7 +180,7 @@ def main() -> int:
     if tests:
         is_next = target.folder == NEXT.folder
         codes = [run([target.python, *EXAMPLE], target.tree)] if is_next else []
-        codes += [run_tests(*some) for some in tests_to_run(target, arguments)]
+        codes += [run_tests(*test_arguments) for test_arguments in tests_to_run(target, arguments)]
     else:
         commands = [[*command, *arguments.extra] for command in arguments.commands]
         codes = [run([target.python, *command], target.tree) for command in commands]
@@ -236,7 +236,7 @@ def newest_in_index(package: str) -> str:
 
 def minor_of(version: str) -> tuple[int, ...]:
     """Returns the first two numbers of a version."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def run_tests(target: Target, arguments: list[str]) -> int:
@@ -293,7 +293,7 @@ def parse_arguments() -> argparse.Namespace:
         if len(commands) == 1:
             subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
         if name == "test":
-            for option, other, keras in (
+            for option, target, keras in (
                 ("--oldest", OLDEST, "Keras 3"),
                 ("--keras2", KERAS2, "Keras 2"),
                 ("--tf-keras", TF_KERAS, "tf_keras, which is Keras 2"),
@@ -303,9 +303,9 @@ def parse_arguments() -> argparse.Namespace:
                     option,
                     dest="target",
                     action="store_const",
-                    const=other,
+                    const=target,
                     default=NEWEST,
-                    help=f"with TensorFlow {other.tensorflow} and {keras}, in {other.folder.name}",
+                    help=f"with TensorFlow {target.tensorflow}, {keras}, in {target.folder.name}",
                 )
             subparser.add_argument("--all", action="store_true", help="every test")
             subparser.set_defaults(horovod=True)
@@ -340,7 +340,7 @@ def make_wheels(arguments: argparse.Namespace) -> int:
         check_python(target)
     compiler = find_compiler()
     for target in targets:
-        with alone_in(target.folder):
+        with locked(target.folder):
             prepare(target, ("wheel",), compiler)
             wheel = make_wheel(target)
         print(f"Built {wheel.relative_to(ROOT)}", flush=True)
@@ -362,11 +362,11 @@ def make_wheel(target: Target) -> Path:
     for earlier in dist.glob(f"*+{local}-*.whl"):
         earlier.unlink()
     with tempfile.TemporaryDirectory() as folder:
-        tree, made = Path(folder, "source"), Path(folder, "made")
+        tree, wheels = Path(folder, "source"), Path(folder, "made")
         copy_tree(tree)  # the version in this copy is the wheel's version
-        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(tree)]
+        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(tree)]
         pip(target, "wheel", f"the wheel for TensorFlow {target.tensorflow}", options, variables)
-        (wheel,) = made.glob("*.whl")
+        (wheel,) = wheels.glob("*.whl")
         path = os.pathsep.join([str(target.folder / "bin"), os.environ.get("PATH", os.defpath)])
         options = ["--wheel-dir", str(dist), "--exclude", "libtensorflow*"]
         repaired = subprocess.run(
@@ -439,7 +439,7 @@ def find_compiler() -> str:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Makes other programs that need the environment wait until it is prepared."""
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -481,8 +481,8 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
             ["--no-build-isolation", "--editable", package, *packages_of(target)],
             {**build_environment(compiler), "TF_GRADCOMP_KEPT_OBJECTS": str(KEPT_OBJECTS)},
         )
-    made_of = {"python": sys.version, "digest": digest, "extras": all_extras}
-    stamp.write_text(json.dumps(made_of))
+    environment_facts = {"python": sys.version, "digest": digest, "extras": all_extras}
+    stamp.write_text(json.dumps(environment_facts))
 
 
 def requirements_of(extras: list[str]) -> list[str]:
@@ -567,11 +567,15 @@ def horovod_variables(target: Target, folder: Path, compiler: str) -> dict[str, 
         (empty / header).parent.mkdir(parents=True, exist_ok=True)
         (empty / header).touch()
     external = include / "external"
-    places = [external / "highwayhash", external / "farmhash_archive" / "src"]
+    folders = [external / "highwayhash", external / "farmhash_archive" / "src"]
     settings = folder / "settings.cmake"
     settings.write_text(HOROVOD_CMAKE)
     variables = {**build_environment(compiler), "CMAKE_TOOLCHAIN_FILE": str(settings)}
-    flags = [variables.get("CXXFLAGS", ""), f"-iquote{empty}", *(f"-I{place}" for place in places)]
+    flags = [
+        variables.get("CXXFLAGS", ""),
+        f"-iquote{empty}",
+        *(f"-I{folder}" for folder in folders),
+    ]
     path = os.pathsep.join([str(target.folder / "bin"), variables.get("PATH", os.defpath)])
     jobs = {"MAKEFLAGS": f"-j{min(8, os.cpu_count() or 1)}"}  # each takes 1.5 GB
     return {**variables, **HOROVOD_BUILD, **jobs, "CXXFLAGS": " ".join(flags), "PATH": path}

@@ -86,11 +86,11 @@ class BuildOps(build_ext):
         tf = import_tensorflow()
         flags = [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
         flags.append(f'-DTF_GRADCOMP_TENSORFLOW_VERSION="{tf.__version__}"')
-        ops, *others = map(self.joined, JOINED)
+        ops, *other_sources = map(self.joined, JOINED)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            of_tensorflow = pool.submit(self.compile_one, ops, flags)
-            of_any = pool.map(self.compile_once, [*others, *ext.sources])
-            objects = [of_tensorflow.result(), *of_any]
+            versioned = pool.submit(self.compile_one, ops, flags)
+            independent = pool.map(self.compile_once, [*other_sources, *ext.sources])
+            objects = [versioned.result(), *independent]
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -114,20 +114,20 @@ class BuildOps(build_ext):
         if not KEPT_OBJECTS:
             return self.compile_one(source)
         name, _ = os.path.splitext(os.path.basename(source))
-        kept = os.path.join(KEPT_OBJECTS, f"{name}-{self.made_of}.o")
+        cached = os.path.join(KEPT_OBJECTS, f"{name}-{self.build_key}.o")
         os.makedirs(KEPT_OBJECTS, exist_ok=True)
         with open(os.path.join(KEPT_OBJECTS, f"{name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(kept):
+            if not os.path.exists(cached):
                 for earlier in glob(os.path.join(KEPT_OBJECTS, f"{name}-*")):
                     os.unlink(earlier)
-                shutil.copy(self.compile_one(source), f"{kept}.part")
-                os.replace(f"{kept}.part", kept)
+                shutil.copy(self.compile_one(source), f"{cached}.part")
+                os.replace(f"{cached}.part", cached)
             # Another build may replace what is kept before this one has linked it.
-            return shutil.copy(kept, os.path.join(self.build_temp, f"{name}.o"))
+            return shutil.copy(cached, os.path.join(self.build_temp, f"{name}.o"))
 
     @functools.cached_property
-    def made_of(self):
+    def build_key(self):
         """Changes with what kept objects are compiled by and from."""
         digest = hashlib.sha256(repr([self.compiler.compiler_so_cxx, FLAGS]).encode())
         for path in DEPENDS:

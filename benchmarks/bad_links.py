@@ -202,7 +202,10 @@ def _judge(outcome: Outcome, watch: _Watch, job: LocalJob, workers: int) -> None
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """Returns the table of outcomes."""
-    rows = [f"| {one.case.name} | {one.case.timeout:g} s | {one.text} |" for one in outcomes]
+    rows = [
+        f"| {outcome.case.name} | {outcome.case.timeout:g} s | {outcome.text} |"
+        for outcome in outcomes
+    ]
     return "\n".join(["| link | heartbeat timeout | outcome |", "|---|---|---|", *rows])
 
 
@@ -219,7 +222,7 @@ def main() -> None:
         for end in outcomes[-1].ends:
             click.echo(f"  worker {end.index}: {end.how}: {end.error}", err=True)
     print(markdown(outcomes))
-    sys.exit(any(one.faults for one in outcomes))
+    sys.exit(any(outcome.faults for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -42,21 +42,21 @@ class Setting:
     decays: bool = False
     within: float = 0.0
 
-    def args(self, epochs: int, whole: int) -> list[str]:
+    def args(self, epochs: int, round_steps: int) -> list[str]:
         """Returns the program's arguments for epochs of whole rounds: see `in_rounds`."""
-        count, steps = self.in_rounds(epochs, whole)
+        count, steps = self.in_rounds(epochs, round_steps)
         return ["--epochs", str(count), "--steps-per-epoch", str(steps)]
 
-    def in_rounds(self, epochs: int, whole: int) -> tuple[int, int]:
+    def in_rounds(self, epochs: int, round_steps: int) -> tuple[int, int]:
         """Returns the number of longer epochs in place of `epochs`, and the steps in each.
 
         Args:
             epochs: Number of epochs of `steps` steps.
-            whole: The new number of steps is a multiple of it; 0 keeps `steps`.
+            round_steps: The new number of steps is a multiple of it; 0 keeps `steps`.
         """
-        if not whole:
+        if not round_steps:
             return epochs, self.steps
-        steps = whole * math.ceil(self.steps / whole)
+        steps = round_steps * math.ceil(self.steps / round_steps)
         return max(2, round(epochs * self.steps / steps)), steps
 
 
@@ -272,17 +272,17 @@ class Comparison:
         """Runs these methods completely over the loopback, without timing."""
         bench = Bench(folder / CURVES, self.reuse, threads=self._threads)
         done = []
-        for local, some in itertools.groupby(self.runs(methods, seeds), _takes_local_steps):
+        for local, group in itertools.groupby(self.runs(methods, seeds), _takes_local_steps):
             rate = (local and self.local_rate) or self.rate
-            given = ["--learning-rate", f"{rate:g}"] if rate else []
-            done += self._run_all(bench, [*some], epochs, given)
+            arguments = ["--learning-rate", f"{rate:g}"] if rate else []
+            done += self._run_all(bench, [*group], epochs, arguments)
         return done
 
     def _run_all(
-        self, bench: Bench, runs: Sequence[Run], epochs: int, given: Sequence[str] = ()
+        self, bench: Bench, runs: Sequence[Run], epochs: int, arguments: Sequence[str] = ()
     ) -> list[Run]:
         count, _ = self.setting.in_rounds(epochs, self._whole)
-        return bench.run_all(runs, [*self._args(epochs), *given], count)
+        return bench.run_all(runs, [*self._args(epochs), *arguments], count)
 
     def _args(self, epochs: int) -> list[str]:
         return self.setting.args(epochs, self._whole)

@@ -37,8 +37,8 @@ def note(folder: Path, **facts: Any) -> None:
 
 def factors_until(epoch: int) -> int:
     """Returns the sum of the factors of all earlier epochs."""
-    whole, rest = divmod(epoch, len(_FACTORS))
-    return whole * sum(_FACTORS) + sum(_FACTORS[:rest])
+    cycles, remainder = divmod(epoch, len(_FACTORS))
+    return cycles * sum(_FACTORS) + sum(_FACTORS[:remainder])
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def train(folder: Path, task: int) -> None:
     rows = STEPS * _ROWS * strategy.num_replicas_in_sync
     random = np.random.default_rng(0)
     x, y = (random.integers(-1, 2, (rows, n)).astype("float32") for n in (_FEATURES, _OUTPUTS))
-    given = [x.T @ y, y.sum(0)]  # to the kernel and to the bias, by an epoch whose factor is 1
+    expected = [x.T @ y, y.sum(0)]  # to the kernel and to the bias, by an epoch whose factor is 1
     finest = strategy.num_replicas_in_sync ** (len(_FACTORS) - 1)  # a fraction's denominator
     with strategy.scope():
         factor = keras.Variable(0.0, trainable=False)
@@ -90,7 +90,7 @@ def train(folder: Path, task: int) -> None:
             if task == 0:
                 note(folder, saved=epoch + 1)
             stop = np.array([(folder / STOP).exists()], np.float64)
-            self.model.stop_training = bool(strategy.group.processes.from_first(stop)[0])
+            self.model.stop_training = bool(strategy.group.processes.broadcast_values(stop)[0])
 
         def compare(self, epochs: int) -> None:
             optimizer = self.model.optimizer
@@ -98,14 +98,14 @@ def train(folder: Path, task: int) -> None:
             weights = self.model.get_weights()
             times = factors_until(epochs)
             lost = [
-                float(np.abs(times * total + weight - rest).max())
-                for total, weight, rest in zip(given, weights, unsent, strict=True)
+                float(np.abs(times * total + weight - residual).max())
+                for total, weight, residual in zip(expected, weights, unsent, strict=True)
             ]
             steps = int(optimizer.iterations.numpy())
             largest = max(float(np.abs(weight).max()) for weight in weights)
-            left = epochs % len(_FACTORS) == 0 and any(rest.any() for rest in unsent)
-            if any(lost) or left or steps != epochs * STEPS or largest * finest > _EXACT:
-                problem = f"after {epochs} epochs: {lost=}, {left=}, {steps=}, {largest=}"
+            is_unsent = epochs % len(_FACTORS) == 0 and any(residual.any() for residual in unsent)
+            if any(lost) or is_unsent or steps != epochs * STEPS or largest * finest > _EXACT:
+                problem = f"after {epochs} epochs: {lost=}, {is_unsent=}, {steps=}, {largest=}"
                 note(folder, problem=problem)
                 raise AssertionError(problem)
 

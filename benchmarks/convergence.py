@@ -42,34 +42,39 @@ def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> lis
     rows = []
     for workers, optimizer in dict.fromkeys((run.workers, run.optimizer) for run in runs):
         chosen = [run for run in runs if (run.workers, run.optimizer) == (workers, optimizer)]
-        one, other = (
+        dense_runs, compressed_runs = (
             [run for run in chosen if run.compressor == compressor]
             for compressor in (dense, compressed)
         )
         thirds = {
             f"{label} at {part}/3": [
-                run.curve[max(1, len(run.curve) * part // 3) - 1] for run in some
+                run.curve[max(1, len(run.curve) * part // 3) - 1] for run in runs_of_kind
             ]
             for part in (1, 2, 3)
-            for label, some in ((dense, one), (compressed, other))
+            for label, runs_of_kind in ((dense, dense_runs), (compressed, compressed_runs))
         }
         rows.append(
             {
                 "workers": workers,
                 "optimizer": optimizer,
-                "seeds": len(one),
-                "dense": _mean_and_deviation([run.quality for run in one]),
-                "compressed": _mean_and_deviation([run.quality for run in other]),
+                "seeds": len(dense_runs),
+                "dense": _mean_and_deviation([run.quality for run in dense_runs]),
+                "compressed": _mean_and_deviation([run.quality for run in compressed_runs]),
                 "difference": _mean_and_deviation(
-                    [b.quality - a.quality for a, b in zip(one, other, strict=True)]
+                    [
+                        b.quality - a.quality
+                        for a, b in zip(dense_runs, compressed_runs, strict=True)
+                    ]
                 ),
-                "payload_ratio": _mean_and_deviation([run.payload_ratio for run in other]),
-                "paper_ratio": _mean_and_deviation([run.paper_ratio() for run in other]),
+                "payload_ratio": _mean_and_deviation(
+                    [run.payload_ratio for run in compressed_runs]
+                ),
+                "paper_ratio": _mean_and_deviation([run.paper_ratio() for run in compressed_runs]),
                 "paper_ratio_by_kind": {
-                    kind: statistics.mean(run.paper_ratio(kind) for run in other)
-                    for kind in _kinds(other[0])
+                    kind: statistics.mean(run.paper_ratio(kind) for run in compressed_runs)
+                    for kind in _kinds(compressed_runs[0])
                 },
-                "wire_ratio": _mean_and_deviation([run.wire_ratio for run in other]),
+                "wire_ratio": _mean_and_deviation([run.wire_ratio for run in compressed_runs]),
                 "curve": {name: statistics.mean(values) for name, values in thirds.items()},
             }
         )

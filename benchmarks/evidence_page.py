@@ -79,12 +79,14 @@ _PLOT = (
 
 def results_of(claim: Claim, records: Records) -> dict[str, list[Record]]:
     """Returns the records of a claim's runs, for the seeds that all of them have."""
-    of_runs = {label: records.get(run.name, ()) for label, run in claim.runs.items()}
-    seeds = [{record["seed"] for record in some} for some in of_runs.values()]
+    records_by_label = {label: records.get(run.name, ()) for label, run in claim.runs.items()}
+    seeds = [
+        {record["seed"] for record in run_records} for run_records in records_by_label.values()
+    ]
     common = set.intersection(*seeds) if seeds else set()
     return {
-        label: [record for record in some if record["seed"] in common]
-        for label, some in of_runs.items()
+        label: [record for record in run_records if record["seed"] in common]
+        for label, run_records in records_by_label.items()
     }
 
 
@@ -114,13 +116,13 @@ def _evidence(records: Records, command: Command) -> str:
 
 
 def _machines(records: Records) -> str:
-    found = [record for some in records.values() for record in some]
+    found = [record for run_records in records.values() for record in run_records]
     if not found:
         return "Nothing has been run yet."
     machines = dict.fromkeys(record["processor"] for record in found)
     versions = dict.fromkeys(
-        f"TensorFlow {one['tensorflow']} and Keras {one['keras']}"
-        for one in (record["versions"] for record in found)
+        f"TensorFlow {versions['tensorflow']} and Keras {versions['keras']}"
+        for versions in (record["versions"] for record in found)
     )
     return f"Measured with {', '.join(versions)} on {', '.join(machines)}."
 
@@ -162,7 +164,7 @@ def _reason(claim: Claim, outcome: Outcome | None) -> str:
 
 
 def _methods(records: Records, command: Command) -> str:
-    machines = f"{_machines(_of_methods(records))}{_timed_on(records)}\n"
+    machines = f"{_machines(_method_records(records))}{_timed_on(records)}\n"
     parts = [_METHODS, machines, _wins(records)]
     parts.append(f"![{_PLOT}]({METHODS_PLOT.rpartition('/')[2]})\n")
     for learners in methods_table.LEARNERS:
@@ -178,7 +180,12 @@ def _methods(records: Records, command: Command) -> str:
 
 
 def _timed_on(records: Records) -> str:
-    timed = [record for some in records.values() for record in some if "encode_ms" in record]
+    timed = [
+        record
+        for run_records in records.values()
+        for record in run_records
+        if "encode_ms" in record
+    ]
     machines = ", ".join(dict.fromkeys(record["processor"] for record in timed))
     if not timed:
         return ""
@@ -188,9 +195,9 @@ def _timed_on(records: Records) -> str:
     )
 
 
-def _of_methods(records: Records) -> Records:
+def _method_records(records: Records) -> Records:
     names = {run.name for runs in methods_table.GROUPS.values() for run in runs}
-    return {name: some for name, some in records.items() if name in names}
+    return {name: run_records for name, run_records in records.items() if name in names}
 
 
 def _wins(records: Records) -> str:

@@ -132,8 +132,8 @@ class AdaComp(OnGpu):
         if self.divides:
             return
         self.encode()
-        for number in (1, 8):
-            yield Work(f"decode of {number}", self.decoding([self.body()] * number)[0], 4)
+        for count in (1, 8):
+            yield Work(f"decode of {count}", self.decoding([self.body()] * count)[0], 4)
 
     def _steps(self) -> Iterator[Any]:
         """Takes steps with different gradients, as in training."""
@@ -150,19 +150,19 @@ class AdaComp(OnGpu):
             return  # conformance tests check the last bits of second moments
         adacomp = oracle("adacomp")
         before, meant = self.inputs.residual, self.inputs.meant
-        payload, (left,), _ = adacomp.encode_payload(
+        payload, (residual,), _ = adacomp.encode_payload(
             [before], [meant], 0, bin_sizes=[self.bin_size], fingerprint=0
         )
         self.encode()
         yield "payload", self.body(), payload[HEADER_WORDS:]
-        yield "residual", self.floats(self.residual), left
-        (one,) = adacomp.decode_payload(payload, [[self.size]], [self.bin_size])
-        number = CONSTANTS["kPayloadsAtOnce"] + 1
-        decode, values = self.decoding([payload[HEADER_WORDS:]] * number)
+        yield "residual", self.floats(self.residual), residual
+        (decoded,) = adacomp.decode_payload(payload, [[self.size]], [self.bin_size])
+        count = CONSTANTS["kPayloadsAtOnce"] + 1
+        decode, values = self.decoding([payload[HEADER_WORDS:]] * count)
         decode()
-        yield "sum", self.floats(values), sum([one] * number, np.zeros_like(one))
+        yield "sum", self.floats(values), sum([decoded] * count, np.zeros_like(decoded))
         self.unpack()
-        restored = left + one - meant.astype(np.float32)
+        restored = residual + decoded - meant.astype(np.float32)
         yield "residual taken back", self.floats(self.residual), restored
 
     def body(self) -> np.ndarray:

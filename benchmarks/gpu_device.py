@@ -32,10 +32,10 @@ DECLARED = re.compile(
 def read_tables() -> tuple[dict[str, int], dict[str, Any]]:
     """Parses the constants and structures of `*tables.h`; pointers become addresses."""
     first = ["tables.h", "fixed_tables.h"]  # the basis of the other files
-    rest = {path.name for path in SOURCES.glob("*tables.h")} - set(first)
+    others = {path.name for path in SOURCES.glob("*tables.h")} - set(first)
     constants: dict[str, int] = {}
     structures: dict[str, Any] = {}
-    for name in [*first, *sorted(rest)]:
+    for name in [*first, *sorted(others)]:
         text = re.sub("//.*", "", (SOURCES / name).read_text())
         for found in DECLARED.finditer(text):
             if found["constant"]:
@@ -125,8 +125,8 @@ class Gpu:
         self._call("cuDeviceGetName", name, len(name), device)
         self.name = name.value.decode()
         version = c_int(), c_int()
-        for number, attribute in zip(version, (CAPABILITY_MAJOR, CAPABILITY_MINOR), strict=True):
-            self._call("cuDeviceGetAttribute", byref(number), attribute, device)
+        for component, attribute in zip(version, (CAPABILITY_MAJOR, CAPABILITY_MINOR), strict=True):
+            self._call("cuDeviceGetAttribute", byref(component), attribute, device)
         self.capability = 10 * version[0].value + version[1].value
         self._call("cuModuleLoadData", byref(self._module), compiled(self.capability))
 

@@ -288,24 +288,24 @@ class FixedLength(OnGpu):
         sent_each = 4 * self.words / self.size
         self.encode()
         yield Work("encode", self.encode, 12 + sent_each)
-        for number in (1, 8):
-            decode, _ = self.decoding([self.body()] * number)
-            yield Work(f"decode of {number}", decode, 4 + number * sent_each)
+        for count in (1, 8):
+            decode, _ = self.decoding([self.body()] * count)
+            yield Work(f"decode of {count}", decode, 4 + count * sent_each)
 
     def compared(self) -> Iterator[Compared]:
         """Payload, residual and sum."""
         reference = oracle(self.reference)
         before, meant = self.inputs.residual, self.inputs.meant
-        payload, (left,), _ = reference.encode_payload(
+        payload, (residual,), _ = reference.encode_payload(
             [before], [meant], STEP, fingerprint=0, **self.layout, **self.to_encode
         )
         self.encode()
         yield "payload", self.body(), payload[HEADER_WORDS:]
-        yield "residual", self.floats(self.residual), left
-        (one,) = reference.decode_payload(payload, [[self.size]], **self.layout)
+        yield "residual", self.floats(self.residual), residual
+        (decoded,) = reference.decode_payload(payload, [[self.size]], **self.layout)
         decode, values = self.decoding([payload[HEADER_WORDS:]] * 3)
         decode()
-        yield "sum", self.floats(values), np.float32(0) + one + one + one
+        yield "sum", self.floats(values), np.float32(0) + decoded + decoded + decoded
 
     def body(self) -> np.ndarray:
         """The payload after the header, as int32."""

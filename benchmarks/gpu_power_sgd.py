@@ -109,26 +109,30 @@ class PowerSgd(OnGpu):
         self.multiply_right()
         left = self.expected_left(sums) if self.rank else sums
         yield "left factor", self.floats(self.found_left, left.size), left
-        product, rest = left, np.zeros_like(sums)
+        product, residual = left, np.zeros_like(sums)
         if self.rank:
             self.multiply_left()
             right = self.expected_right(sums)
             yield "right factor", self.floats(self.found_right, right.size), right
-            product, rest = rest, sums.copy()
+            product, residual = residual, sums.copy()
             for k in range(self.rank):
-                rest -= self.left[k][:, np.newaxis] * right[k]
+                residual -= self.left[k][:, np.newaxis] * right[k]
                 product += self.left[k][:, np.newaxis] * self.total[k]
         self.reduce()
         yield "product", self.floats(self.output, self.elements), product
-        yield "residual", self.floats(self.residual, self.elements), rest
+        yield "residual", self.floats(self.residual, self.elements), residual
         self.keep(self.first)
-        kept = rest + meant[: self.elements].reshape(rest.shape)
-        yield "residual of a step that is skipped", self.floats(self.residual, self.elements), kept
+        restored = residual + meant[: self.elements].reshape(residual.shape)
+        yield (
+            "residual of a step that is skipped",
+            self.floats(self.residual, self.elements),
+            restored,
+        )
         self.keep(self.kept)
         yield (
             "residual of sums too large",
-            self.floats(self.residual, kept.size),
-            np.zeros_like(kept),
+            self.floats(self.residual, restored.size),
+            np.zeros_like(restored),
         )
 
     def expected_left(self, sums: np.ndarray) -> np.ndarray:
@@ -141,10 +145,10 @@ class PowerSgd(OnGpu):
                 products = sums[:, begin:end] * factor[begin:end]
                 padding = -(end - begin) % ROW_LANES
                 lanes = np.pad(products, ((0, 0), (0, padding))).reshape(self.rows, -1, ROW_LANES)
-                of_lanes = added(lanes, 1)
-                while of_lanes.shape[1] > 1:
-                    of_lanes = np.add(*np.split(of_lanes, 2, axis=1))
-                parts.append(of_lanes[:, 0])
+                lane_sums = added(lanes, 1)
+                while lane_sums.shape[1] > 1:
+                    lane_sums = np.add(*np.split(lane_sums, 2, axis=1))
+                parts.append(lane_sums[:, 0])
             left.append(added(np.array(parts), 0))
         return np.array(left)
 

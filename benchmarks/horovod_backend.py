@@ -58,16 +58,16 @@ def initialize(tf_config: dict, interface: str) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     else:
         connected(hosts[0], port).close()  # Horovod does not wait for the server
-    of_job = create_run_env_vars(hosts[0], [interface], port)
-    of_rank = create_slot_env_vars(slots[rank])
-    os.environ.update({name: str(value) for name, value in {**of_job, **of_rank}.items()})
+    job_env = create_run_env_vars(hosts[0], [interface], port)
+    rank_env = create_slot_env_vars(slots[rank])
+    os.environ.update({name: str(value) for name, value in {**job_env, **rank_env}.items()})
     hvd.init()
 
 
 def mean_over_ranks() -> Callable[[float], float]:
     """Returns a function that averages a number over all ranks, once all ranks call it."""
-    on_all = tf.function(lambda number: hvd.allreduce(number, op=hvd.Average), autograph=False)
-    return lambda number: float(on_all(tf.constant(number, tf.float64)))
+    on_all = tf.function(lambda value: hvd.allreduce(value, op=hvd.Average), autograph=False)
+    return lambda value: float(on_all(tf.constant(value, tf.float64)))
 
 
 class Exchanges:
@@ -98,7 +98,7 @@ class Exchanges:
         if exchange is not None:
             return lambda gradients: exchange.reduce(gradients, self._variables)[0]
         return lambda gradients: [
-            hvd.allreduce(one, op=hvd.Sum, compression=PLAIN[name]) for one in gradients
+            hvd.allreduce(gradient, op=hvd.Sum, compression=PLAIN[name]) for gradient in gradients
         ]
 
 

@@ -29,7 +29,7 @@ def sum_by_horovod(optimizer: keras.optimizers.Optimizer) -> None:
     def apply_means(gradients: Sequence[tf.Tensor], variables: Sequence | None = None) -> None:
         # Horovod gathers the slices of an embedding; the sum of a small table is sent sooner.
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        apply([hvd.allreduce(one, op=hvd.Average) for one in dense], variables)
+        apply([hvd.allreduce(gradient, op=hvd.Average) for gradient in dense], variables)
 
     optimizer.apply = apply_means
 
@@ -62,7 +62,7 @@ def main(
     batches = tf.data.Dataset.from_tensor_slices(rows).shuffle(len(rows[0]), seed=seed)
     batches = batches.batch(training.rows, drop_remainder=True)
     fitted = model.fit(
-        job.own_part(batches, training.rows).repeat(),
+        job.local_part(batches, training.rows).repeat(),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         validation_data=tf.data.Dataset.from_tensor_slices(held_out).batch(training.rows),

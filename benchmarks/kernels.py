@@ -72,8 +72,10 @@ class Handover:
     @tf.function(autograph=False)
     def give(self, gradient):
         """Copies a gradient for the next step; an array may have more elements than the shape."""
-        own = tf.reshape(gradient[: math.prod(self._shape)], self._shape)
-        tf.raw_ops.Stage(values=[tf.raw_ops.DeepCopy(x=own)], shared_name=self._area["shared_name"])
+        part = tf.reshape(gradient[: math.prod(self._shape)], self._shape)
+        tf.raw_ops.Stage(
+            values=[tf.raw_ops.DeepCopy(x=part)], shared_name=self._area["shared_name"]
+        )
 
     def take(self):
         """Returns the gradient, in the graph of the step."""
@@ -165,8 +167,8 @@ class WholeStep:
 
         @tf.function(autograph=False)
         def run(step):
-            given = [self.handover.take()]
-            inputs = StepInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
+            gradients = [self.handover.take()]
+            inputs = StepInputs(specs, gradients, handles(state), step, tf.constant(True), 0, 1)
             streams = [RequestStream(start(compressor, inputs))]
             results, _ = communicate(streams, lockstep_communicators(1))
             return results[0]
@@ -216,30 +218,30 @@ def contenders(elements, methods):
         work[f"ScaleCom select, rate {rate}"] = Work(ScaleComLeader(elements, rate).select)
     work["Adam's preconditioning"] = Work(Adam(elements).divide)
     for name in methods:
-        whole = WholeStep(elements, compressors.get(name))
-        work[f"{name}, whole step"] = Work(whole.step, whole.handover.give)
+        whole_step = WholeStep(elements, compressors.get(name))
+        work[f"{name}, whole step"] = Work(whole_step.step, whole_step.handover.give)
     return work
 
 
 def warm_up(work, stream, steps):
     """All of it: what decodes needs what another one encoded from a residual that is warm."""
     for gradient in itertools.islice(stream, steps):
-        for one in work.values():
-            one.prepare(gradient)
-            one.run(gradient)
+        for job in work.values():
+            job.prepare(gradient)
+            job.run(gradient)
 
 
 def measure(work, floors, stream, clock=time.perf_counter):
     """Returns a stopwatch of all work and one of each floor, all by the labels of the work."""
-    stopwatch, *of_floors = [Stopwatch(clock) for _ in range(1 + len(floors))]
+    stopwatch, *floor_stopwatches = [Stopwatch(clock) for _ in range(1 + len(floors))]
     for step, gradient in enumerate(stream):
-        for label, one in work.items():
-            one.prepare(gradient)
+        for label, job in work.items():
+            job.prepare(gradient)
             # The order alternates, so that neither always finds the other's data in the cache.
-            turn = [*zip(of_floors, floors, strict=True), (stopwatch, one.run)]
-            for watch, do in turn if step % 2 else reversed(turn):
+            order = [*zip(floor_stopwatches, floors, strict=True), (stopwatch, job.run)]
+            for watch, do in order if step % 2 else reversed(order):
                 watch.run(label, do, gradient)
-    return stopwatch, *of_floors
+    return stopwatch, *floor_stopwatches
 
 
 def addition(elements):
@@ -256,17 +258,19 @@ def product():
     return lambda gradient: tf.linalg.matmul(matrix, matrix)
 
 
-def report(elements, stopwatch, of_floor):
-    floor_times = [ms for of_one in of_floor.times.values() for ms in of_one]
-    floor_faults = [faults for of_one in of_floor.page_faults.values() for faults in of_one]
+def report(elements, stopwatch, floor_stopwatch):
+    floor_times = [ms for samples in floor_stopwatch.times.values() for ms in samples]
+    floor_faults = [
+        faults for samples in floor_stopwatch.page_faults.values() for faults in samples
+    ]
     floor = statistics.median(floor_times)
     table = Table("", "ms", "min", "max", "ms per million elements", "x r += g", "page faults")
     all_faults = {FLOOR: floor_faults, **stopwatch.page_faults}
     for label, times in {FLOOR: floor_times, **stopwatch.times}.items():
         median = statistics.median(times)
-        numbers = [median, min(times), max(times), 1e6 * median / elements, median / floor]
+        cells = [median, min(times), max(times), 1e6 * median / elements, median / floor]
         faults = f"{statistics.median(all_faults[label]):,.0f}"
-        table.add_row(label, *[f"{number:.2f}" for number in numbers], faults)
+        table.add_row(label, *[f"{cell:.2f}" for cell in cells], faults)
     print_table(table)
 
 
@@ -286,16 +290,20 @@ class Recorded:
     @classmethod
     def read(cls, processor: str, file: Path = FILE) -> Recorded | None:
         """Reads the record of a processor; returns None if there is no record."""
-        of_all = json.loads(file.read_text()) if file.exists() else {}
-        return cls(processor, of_all[processor]) if processor in of_all else None
+        ratios_by_processor = json.loads(file.read_text()) if file.exists() else {}
+        return (
+            cls(processor, ratios_by_processor[processor])
+            if processor in ratios_by_processor
+            else None
+        )
 
     def write(self, file: Path = FILE) -> None:
         """Replaces the record of the same processor."""
-        of_all = json.loads(file.read_text()) if file.exists() else {}
-        of_all[self.processor] = {
+        ratios_by_processor = json.loads(file.read_text()) if file.exists() else {}
+        ratios_by_processor[self.processor] = {
             label: [round(ratio, 2) for ratio in ratios] for label, ratios in self.ratios.items()
         }
-        file.write_text(json.dumps(of_all, indent=2, sort_keys=True) + "\n")
+        file.write_text(json.dumps(ratios_by_processor, indent=2, sort_keys=True) + "\n")
 
 
 def slower(measured: Mapping[str, Sequence[float]], recorded: Recorded) -> dict[str, str]:
@@ -337,14 +345,16 @@ def ratios(labels=None):
 
     Each call allocates new arrays, because the speed of reading also depends on an array's pages.
     """
-    of_all = contenders(ELEMENTS, methods=[])
+    all_work = contenders(ELEMENTS, methods=[])
     stream = gradients(ELEMENTS, WARM_UP + REPEATS)
-    warm_up(of_all, stream, WARM_UP)
-    work = {label: of_all[label] for label in labels or of_all}
+    warm_up(all_work, stream, WARM_UP)
+    work = {label: all_work[label] for label in labels or all_work}
     floors = [addition(ELEMENTS), product()]
-    stopwatch, *of_floors = measure(work, floors, stream, time.process_time)
+    stopwatch, *floor_stopwatches = measure(work, floors, stream, time.process_time)
     return {
-        label: [min(stopwatch.times[label]) / min(floor.times[label]) for floor in of_floors]
+        label: [
+            min(stopwatch.times[label]) / min(floor.times[label]) for floor in floor_stopwatches
+        ]
         for label in work
     }
 
@@ -363,8 +373,8 @@ def record():
 
 def lesser(measured, again):
     """Returns the lesser ratios of two measurements; the second may lack some kernels."""
-    both = {label: zip(measured[label], ratios, strict=True) for label, ratios in again.items()}
-    return measured | {label: [min(pair) for pair in pairs] for label, pairs in both.items()}
+    paired = {label: zip(measured[label], ratios, strict=True) for label, ratios in again.items()}
+    return measured | {label: [min(pair) for pair in pairs] for label, pairs in paired.items()}
 
 
 def used_processor():

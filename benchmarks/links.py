@@ -204,13 +204,13 @@ def network(workers: int, delay: float = 0.0, loss: float = 0.0) -> Iterator[Net
         delay: The delay of packets between two workers, in seconds.
         loss: Share of these packets that do not arrive.
     """
-    made = Network(workers, f"gradcomp-{os.getpid()}-{workers}")
+    created = Network(workers, f"gradcomp-{os.getpid()}-{workers}")
     with _ending_by_exception(), contextlib.ExitStack() as cleaned_up:
-        cleaned_up.callback(made.remove)
+        cleaned_up.callback(created.remove)
         try:
-            cleaned_up.enter_context(made.create(delay, loss))
-            made.connect()
-            yield made
+            cleaned_up.enter_context(created.create(delay, loss))
+            created.connect()
+            yield created
         finally:
             for signum in _ENDING:
                 signal.signal(signum, signal.SIG_IGN)
@@ -222,7 +222,7 @@ def _ending_by_exception() -> Iterator[None]:
     before = {signum: signal.getsignal(signum) for signum in _ENDING}
     for signum in _ENDING:
         if signum != signal.SIGINT:
-            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+            signal.signal(signum, lambda received, _frame: sys.exit(128 + received))
     try:
         yield
     finally:
@@ -314,8 +314,8 @@ def carry(
     far, near = dict(ends), {far: near for near, far in ends}
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()  # by time
     while True:
-        rest = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        for end in select.select([*far, *near, until], [], [], rest)[0]:
+        seconds_left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for end in select.select([*far, *near, until], [], [], seconds_left)[0]:
             if end == until:
                 return
             for frame in _frames(end):

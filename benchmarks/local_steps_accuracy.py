@@ -50,14 +50,14 @@ def in_order(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
     Raises:
         click.UsageError: If there are none.
     """
-    places = {}
+    rank_by_job = {}
     for job in jobs:
         matching = [i for i, pattern in enumerate(only) if fnmatch.fnmatch(job.name, pattern)]
         if matching or not only:
-            places[job] = (min(matching, default=0), job.seed, -WORK.seconds(job))
-    if not places:
+            rank_by_job[job] = (min(matching, default=0), job.seed, -WORK.seconds(job))
+    if not rank_by_job:
         raise click.UsageError(f"No run matches {', '.join(only)}; one is {jobs[0].name}.")
-    return sorted(places, key=lambda job: places[job])
+    return sorted(rank_by_job, key=lambda job: rank_by_job[job])
 
 
 def tables_of(file: Path) -> str:

@@ -110,10 +110,10 @@ class Grid:
         dense = Job(task, 1, seed, dense_steps)
         for rate in dict.fromkeys((1.0, *self.rates)):
             yield dataclasses.replace(dense, rate=rate)
-        for steps, *others, rate in itertools.product(
+        for steps, *options, rate in itertools.product(
             self.rounds, OUTER, self.compressors, self.warmups, self.rates
         ):
-            yield Job(task, learners, seed, dense_steps, steps, *others, rate=rate)
+            yield Job(task, learners, seed, dense_steps, steps, *options, rate=rate)
         for times in self.rounds:
             for rate in (1.0, math.sqrt(times)):
                 yield dataclasses.replace(dense, batch=times, rate=rate)
@@ -188,14 +188,14 @@ def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict
     rates: dict[tuple, dict[float, dict[tuple, float]]] = {}
     for record in records:
         if record["steps"] == 1 and record["batch"] == 1:
-            of_task = rates.setdefault((record["task"], record["dense_steps"]), {})
-            of_task.setdefault(record["rate"], {})[_of_seed(record)] = record["quality"]
+            rates_of_task = rates.setdefault((record["task"], record["dense_steps"]), {})
+            rates_of_task.setdefault(record["rate"], {})[_of_seed(record)] = record["quality"]
     best: dict[tuple, float] = {}
-    for (task, _), of_task in rates.items():
-        seeds = max(map(len, of_task.values()))
-        whole = [of_rate for of_rate in of_task.values() if len(of_rate) == seeds]
+    for (task, _), rates_of_task in rates.items():
+        seeds = max(map(len, rates_of_task.values()))
+        complete = [qualities for qualities in rates_of_task.values() if len(qualities) == seeds]
         sign = 1 if readings[task].rises else -1
-        best |= max(whole, key=lambda of_rate: sign * statistics.mean(of_rate.values()))
+        best |= max(complete, key=lambda qualities: sign * statistics.mean(qualities.values()))
     return best
 
 
@@ -213,8 +213,8 @@ def markdown(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
     """The tables: the longest rounds that are good enough, and all trainings of each task."""
     parts = [f"**The longest rounds within 1 % of dense training**\n\n{_longest(rows)}"]
     for task, steps in dict.fromkeys((row["task"], row["dense_steps"]) for row in rows):
-        own = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
-        parts.append(f"**{task}, {steps:,} steps**\n\n{_table(own, readings[task])}")
+        task_rows = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
+        parts.append(f"**{task}, {steps:,} steps**\n\n{_table(task_rows, readings[task])}")
     return "\n".join(parts)
 
 
@@ -256,14 +256,17 @@ def _longest(rows: Sequence[Record]) -> str:
     compressors = list(dict.fromkeys(row["compressor"] for row in local))
     body = []
     for place in dict.fromkeys(_setup(row) for row in local):
-        own = [row for row in local if _setup(row) == place]
+        place_rows = [row for row in local if _setup(row) == place]
         task, steps, learners = place
         larger = [row for row in rows if row["batch"] > 1 and _setup(row) == (task, steps, 1)]
         body.append(
             [
                 f"{task}, {steps:,} steps",
                 str(learners),
-                *(_most([r for r in own if r["compressor"] == c], "steps") for c in compressors),
+                *(
+                    _most([r for r in place_rows if r["compressor"] == c], "steps")
+                    for c in compressors
+                ),
                 _most(larger, "batch"),
             ]
         )

@@ -36,10 +36,10 @@ class Samples:
     def part(self, since: float) -> Samples:
         """Returns the samples after a time and after the process has warmed up."""
         since = max(since, self.times[0] + _WARM_UP)
-        kept = [i for i, moment in enumerate(self.times) if moment >= since]
-        of_each = (self.times, self.megabytes, self.records)
-        of_kept = ([values[i] for i in kept] for values in of_each)
-        return Samples(self.kind, *of_kept)
+        indices = [i for i, moment in enumerate(self.times) if moment >= since]
+        columns = (self.times, self.megabytes, self.records)
+        kept_columns = ([values[i] for i in indices] for values in columns)
+        return Samples(self.kind, *kept_columns)
 
     @property
     def seconds(self) -> float:
@@ -78,27 +78,27 @@ def slopes(samples: Iterable[Samples], since: float) -> dict[str, Slope]:
     Processes that have not lived long enough after their warm-up are left out.
     """
     kinds = collections.defaultdict(list)
-    for one in samples:
-        part = one.part(since) if one.times else one
+    for sample in samples:
+        part = sample.part(since) if sample.times else sample
         if part.seconds >= _SHORTEST:
-            kinds[one.kind].append(part)
+            kinds[sample.kind].append(part)
     return {kind: _slope(parts) for kind, parts in kinds.items()}
 
 
 def _slope(parts: Sequence[Samples]) -> Slope:
-    of_parts = [_means_of_parts(part) for part in parts]
-    times = [t for part in of_parts for t in _around_mean(part.times)]
-    records = [r for part in of_parts for r in _around_mean(part.records)]
-    values = [v for part in of_parts for v in _around_mean(part.megabytes)]
+    part_means = [_means_of_parts(part) for part in parts]
+    times = [t for part in part_means for t in _around_mean(part.times)]
+    records = [r for part in part_means for r in _around_mean(part.records)]
+    values = [v for part in part_means for v in _around_mean(part.megabytes)]
     spread = sum(t**2 for t in times)
-    of_records = sum(t * r for t, r in zip(times, records, strict=True)) / spread
+    record_slope = sum(t * r for t, r in zip(times, records, strict=True)) / spread
     values = [v - r for v, r in zip(values, records, strict=True)]
     slope = sum(t * v for t, v in zip(times, values, strict=True)) / spread
-    rest = sum((v - slope * t) ** 2 for t, v in zip(times, values, strict=True))
-    error = (rest / (len(times) - len(parts) - 1) / spread) ** 0.5
+    squared_error = sum((v - slope * t) ** 2 for t, v in zip(times, values, strict=True))
+    error = (squared_error / (len(times) - len(parts) - 1) / spread) ** 0.5
     return Slope(
         statistics.mean(value for part in parts for value in part.megabytes),
-        3600 * of_records,
+        3600 * record_slope,
         3600 * slope,
         3600 * _STUDENT * error,
         max(part.seconds for part in parts),

@@ -100,9 +100,9 @@ class Cell:
     sent: float
     level: float
 
-    def beats(self, other: Cell) -> bool:
+    def beats(self, competitor: Cell) -> bool:
         """Returns whether it sends less than another one, and is no further behind than noise."""
-        return self.sent < other.sent and self.behind <= other.behind + self.level
+        return self.sent < competitor.sent and self.behind <= competitor.behind + self.level
 
 
 def sent_in_all(record: Record, learners: int) -> float:
@@ -121,16 +121,20 @@ def cells(records: Mapping[str, Sequence[Record]], task: str, learners: int) -> 
         learners: The number of learners.
     """
     reading = WORKLOADS[TASKS[task].workload].reading
-    dense = {one["seed"]: one for one in records.get(run_of(task, learners, DENSE).name, ())}
+    dense = {
+        record["seed"]: record for record in records.get(run_of(task, learners, DENSE).name, ())
+    }
     found = {}
     for method in METHODS:
-        own = records.get(run_of(task, learners, method).name, ())
-        own = [one for one in own if one["seed"] in dense]
-        if own:
-            pairs = [(dense[one["seed"]]["quality"], one["quality"]) for one in own]
+        method_records = records.get(run_of(task, learners, method).name, ())
+        method_records = [record for record in method_records if record["seed"] in dense]
+        if method_records:
+            pairs = [
+                (dense[record["seed"]]["quality"], record["quality"]) for record in method_records
+            ]
             behind = statistics.mean(a - b if reading.rises else b - a for a, b in pairs)
-            sent = statistics.mean(sent_in_all(one, learners) for one in own)
-            quality = [one["quality"] for one in own]
+            sent = statistics.mean(sent_in_all(record, learners) for record in method_records)
+            quality = [record["quality"] for record in method_records]
             found[method] = Cell(method, quality, behind, sent, TASKS[task].level)
     return found
 
@@ -146,7 +150,7 @@ def unbeaten(found: Mapping[str, Cell]) -> list[str]:
     return [
         name
         for name, cell in level.items()
-        if not any(other.beats(cell) for other in level.values())
+        if not any(competitor.beats(cell) for competitor in level.values())
     ]
 
 
@@ -212,14 +216,21 @@ def draw(records: Mapping[str, Sequence[Record]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     every = {learners: cells(records, PLOTTED, learners) for learners in LEARNERS}
-    found = {n: of_one for n, of_one in every.items() if len(of_one) == len(METHODS)}
+    found = {
+        n: cells_by_method
+        for n, cells_by_method in every.items()
+        if len(cells_by_method) == len(METHODS)
+    }
     sent = {
         learners: {
-            name: cell.sent / TASKS[PLOTTED].steps[learners] / 1e3 for name, cell in of_one.items()
+            name: cell.sent / TASKS[PLOTTED].steps[learners] / 1e3
+            for name, cell in cells_by_method.items()
         }
-        for learners, of_one in found.items()
+        for learners, cells_by_method in found.items()
     }
-    most = {name: value for of_one in sent.values() for name, value in of_one.items()}
+    most = {
+        name: value for cells_by_method in sent.values() for name, value in cells_by_method.items()
+    }
     rows = {name: row for row, name in enumerate(sorted(most, key=most.__getitem__))}
     figure, (left, right) = plt.subplots(
         1, 2, sharey=True, figsize=(PLOT_WIDTH, 0.3 * len(rows) + 1), layout="constrained"

@@ -163,8 +163,8 @@ def all_reduce_float16(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 def mean_over_workers(strategy: tf.distribute.Strategy) -> Callable[[float], float]:
     """Returns the mean of a number over the workers, once all workers have called this."""
 
-    def mean(number: tf.Tensor) -> tf.Tensor:
-        placed = tf.identity(number)  # an argument is on no device
+    def mean(value: tf.Tensor) -> tf.Tensor:
+        placed = tf.identity(value)  # an argument is on no device
         return tf.distribute.get_replica_context().all_reduce("mean", placed)
 
     on_all = tf.function(lambda number: strategy.run(mean, (number,)), autograph=False)

@@ -76,7 +76,11 @@ class Cell:
     def by_framework(self) -> dict[str, list[str]]:
         """The contenders that each framework runs, where it runs any."""
         of = {name: turns.framework(name) for name in self.contenders}
-        return {one: [n for n in of if of[n] == one] for one in turns.DENSE if one in of.values()}
+        return {
+            framework: [n for n in of if of[n] == framework]
+            for framework in turns.DENSE
+            if framework in of.values()
+        }
 
 
 _OTHERS = (*turns.HOROVOD, *turns.TORCH)
@@ -134,13 +138,13 @@ def chosen(
         names = [name for name in there if name in {*names, *dense}]
         return Cell(cell.job, cell.workers, links if shaped else [LOOPBACK], names)
 
-    kept = [
+    selected = [
         keep(cell)
         for cell in cells
         if (not only_jobs or cell.job in only_jobs)
         and (not only_workers or cell.workers in only_workers)
     ]
-    return [cell for cell in kept if cell.links and cell.contenders]
+    return [cell for cell in selected if cell.links and cell.contenders]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,18 +176,20 @@ class Bench:
         steps = sum(len(cell.by_framework) * (1 + len(cell.links)) for cell in cells)
         self._progress.update(self._bar, total=steps)
         for workers in dict.fromkeys(cell.workers for cell in cells):
-            of_these = [cell for cell in cells if cell.workers == workers]
+            worker_cells = [cell for cell in cells if cell.workers == workers]
             loopback = contextlib.nullcontext(links.Network(workers))
             delayed = links.network(workers, self._settings.delay / 1000)
             with delayed if shaped else loopback as network:
-                self._measure_links(network, of_these)
-                for cell in of_these:
+                self._measure_links(network, worker_cells)
+                for cell in worker_cells:
                     self._measure(network, cell)
 
     def _measure_links(self, network: links.Network, cells: Sequence[Cell]) -> None:
         names = list(dict.fromkeys(link for cell in cells for link in cell.links))
         found = measured_links(network, names)
-        self.raw += [self._named({"workers": network.workers, **of_link}) for of_link in found]
+        self.raw += [
+            self._named({"workers": network.workers, **link_result}) for link_result in found
+        ]
 
     def _measure(self, network: links.Network, cell: Cell) -> None:
         for framework, contenders in cell.by_framework.items():
@@ -197,8 +203,8 @@ class Bench:
                 self._settings.warm_up,
                 output=str(Path(self._folder.name, "measured.json")),
             )
-            of_torch = framework == turns.TORCH_NAME
-            python = self._settings.torch_python if of_torch else sys.executable
+            is_torch = framework == turns.TORCH_NAME
+            python = self._settings.torch_python if is_torch else sys.executable
             self._measure_by(framework, plan, python)
 
     def _measure_by(self, framework: str, plan: Plan, python: str) -> None:

@@ -70,7 +70,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
     """Returns the rows of a table, with all measurements of a job on a link."""
     medians = {record["contender"]: milliseconds(record) for record in records}
     compute = medians.get(turns.NOTHING)
-    own = next((r["carried_bytes"] for r in records if r["contender"] == turns.NOTHING), 0.0)
+    idle_bytes = next((r["carried_bytes"] for r in records if r["contender"] == turns.NOTHING), 0.0)
 
     def row(record: Record) -> Row:
         name, seconds = record["contender"], record["seconds"]
@@ -82,7 +82,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
             1e3 * max(seconds),
             dense / medians[name],
             record["counted_bytes"],
-            max(0.0, record["carried_bytes"] - own),
+            max(0.0, record["carried_bytes"] - idle_bytes),
             statistics.median(record["page_faults"]) if record["page_faults"] else None,
             _plus(compute, record.get("predicted")),
         )
@@ -124,11 +124,11 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
             continue
         stages = record["stages"] or {"encode": 0.0, "decode": 0.0}
         encode, decode = (1e3 * stages[name] for name in ("encode", "decode"))
-        rest = max(0.0, milliseconds(record) - compute - encode - decode)
+        communication = max(0.0, milliseconds(record) - compute - encode - decode)
         parts[record["contender"]] = {
             "compute": compute,
             "encode": encode,
-            "communicate": rest,
+            "communicate": communication,
             "decode": decode,
         }
     return parts
@@ -183,9 +183,9 @@ def markdown(measured: dict[str, Any]) -> str:
         _agreement(tables),
         *_forecasts(tables),
     ]
-    for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
+    for (job, workers), job_records in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"## {TITLES[job]}, {workers} workers"]
-        for (link,), records in grouped(of_job, "link").items():
+        for (link,), records in grouped(job_records, "link").items():
             parts += ["", f"**{link}**", ""]
             parts += table(_COLUMNS, map(_cells, rows(records)))
         parts += _even(measured, job, workers)
@@ -225,10 +225,10 @@ def _interface(row: Row) -> str:
 
 
 def _links(measured: dict[str, Any]) -> Iterator[list[str]]:
-    both = speeds(measured)
+    speeds_by_link = speeds(measured)
     for raw in measured["raw"]:
-        place = raw["workers"], raw["link"]
-        cells = (f"{speed:,.1f}" for speed in (raw["Mbit/s"], both[place]))
+        link_key = raw["workers"], raw["link"]
+        cells = (f"{speed:,.1f}" for speed in (raw["Mbit/s"], speeds_by_link[link_key]))
         yield [str(raw["workers"]), raw["link"], *cells, f"{raw['ms']:.2f}"]
 
 
@@ -274,8 +274,8 @@ def _forecasts(tables: Mapping[tuple, Sequence[Record]]) -> list[str]:
 
 
 def _agreement(tables: Mapping[tuple, Sequence[Record]]) -> str:
-    of_all = [row for records in tables.values() for row in rows(records)]
-    checked = [row.agrees for row in of_all if row.agrees is not None]
+    all_rows = [row for records in tables.values() for row in rows(records)]
+    checked = [row.agrees for row in all_rows if row.agrees is not None]
     return (
         f"Of {len(checked)} counts of more than {ENOUGH_BYTES:,} bytes a step, {sum(checked)} are "
         f"within {TOLERANCE:.0%} of what the interface counted."
@@ -301,7 +301,9 @@ def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
     files = []
     for (job, workers), records in grouped(measured["records"], "job", "workers").items():
         name = f"{job}-{workers}workers"
-        parts = {link: split(of_link) for (link,), of_link in grouped(records, "link").items()}
+        parts = {
+            link: split(link_records) for (link,), link_records in grouped(records, "link").items()
+        }
         if all(parts.values()):
             files.append(folder / f"network-split-{name}.png")
             _plot_split(f"{TITLES[job]}, {workers} workers", parts, files[-1])

@@ -71,13 +71,13 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    of_all = [line.partition(":") for line in lines]
-    facts = {name.strip(): value.strip() for name, _, value in of_all}
+    fields = [line.partition(":") for line in lines]
+    facts = {name.strip(): value.strip() for name, _, value in fields}
     if "model name" not in facts:
         return platform.machine()
-    count = sum(name.strip() == "model name" for name, _, _ in of_all)
-    numbers = f"family {facts.get('cpu family')}, model {facts.get('model')}"
-    return f"{count} x {facts['model name']} ({numbers})"
+    count = sum(name.strip() == "model name" for name, _, _ in fields)
+    model_numbers = f"family {facts.get('cpu family')}, model {facts.get('model')}"
+    return f"{count} x {facts['model name']} ({model_numbers})"
 
 
 def label_ends(axis: Any, ends: Sequence[Label]) -> None:
@@ -97,9 +97,9 @@ def label_starts(axis: Any, starts: Sequence[Label]) -> None:
         axis.annotate(text, (0.01, y), color=colour, va="center", **_TEXT)
 
 
-def label_places(axis: Any, places: Sequence[Label]) -> None:
+def label_points(axis: Any, labels: Sequence[Label]) -> None:
     """Writes upright labels along the lower edge of a plot, each at its x, without overlaps."""
-    for x, text, colour in _spaced(axis, places, 0):
+    for x, text, colour in _spaced(axis, labels, 0):
         axis.annotate(text, (x, 0.02), color=colour, ha="center", va="bottom", rotation=90, **_TEXT)
 
 
@@ -115,10 +115,10 @@ def _spaced(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
         return min(1.0, max(0.0, to_share.transform(point)[side]))
 
     length = axis.get_window_extent().size[side] / axis.get_figure().dpi
-    finite = (one for one in labels if np.isfinite(one[0]))
+    finite = (label for label in labels if np.isfinite(label[0]))
     order = sorted((share(value), text, colour) for value, text, colour in finite)
-    places = spaced([place for place, _, _ in order], 1.25 * _SIZE / 72 / length)
-    return [(y, text, colour) for y, (_, text, colour) in zip(places, order, strict=True)]
+    positions = spaced([position for position, _, _ in order], 1.25 * _SIZE / 72 / length)
+    return [(y, text, colour) for y, (_, text, colour) in zip(positions, order, strict=True)]
 
 
 def spaced(places: list[float], gap: float) -> list[float]:

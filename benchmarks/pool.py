@@ -123,7 +123,7 @@ def missing_runs(
     return [run for run in runs if run.name not in recorded]
 
 
-def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, rest: str) -> int:
+def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, resume_option: str) -> int:
     """Does all runs, adds their records to a file, and shows how far they are.
 
     Args:
@@ -131,7 +131,7 @@ def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, rest: st
         file: The file of records; its folder gets the output of runs that fail.
         work: How to do them.
         limits: The resources that they may use.
-        rest: The option that does runs that have not ended.
+        resume_option: The option that does runs that have not ended.
 
     Returns:
         How many failed.
@@ -139,8 +139,8 @@ def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, rest: st
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console) as bar:
-        whole = bar.add_task("runs", total=sum(map(work.seconds, runs)))
-        pool = Pool(file.parent, work, limits, lambda done: bar.update(whole, completed=done))
+        bar_task = bar.add_task("runs", total=sum(map(work.seconds, runs)))
+        pool = Pool(file.parent, work, limits, lambda done: bar.update(bar_task, completed=done))
         ended = failed = 0
         for run, record in pool.run_all(runs):
             ended += 1
@@ -150,11 +150,11 @@ def do_all(runs: Sequence[Run], file: Path, work: Work, limits: Limits, rest: st
             else:
                 records.append(file, run.name, record)
                 summary = work.summary(record)
-            bar.update(whole, description=f"{ended} of {len(runs)} runs")
+            bar.update(bar_task, description=f"{ended} of {len(runs)} runs")
             console.print(f"{ended} of {len(runs)}: {run.name}: {summary}")
     records.write_by_name(file, records.by_name(file))
     if ended < len(runs):
-        console.print(f"{len(runs) - ended} runs have not ended; {rest} does them.")
+        console.print(f"{len(runs) - ended} runs have not ended; {resume_option} does them.")
     return failed
 
 
@@ -172,13 +172,13 @@ class Pool:
         folder: The folder for the output of runs that fail.
         work: How to do them.
         limits: The resources that they may use.
-        tell: Called repeatedly with the expected seconds of all finished runs.
+        report: Called repeatedly with the expected seconds of all finished runs.
     """
 
     def __init__(
-        self, folder: Path, work: Work, limits: Limits, tell: Callable[[float], None]
+        self, folder: Path, work: Work, limits: Limits, report: Callable[[float], None]
     ) -> None:
-        self._folder, self._work, self._limits, self._tell = folder, work, limits, tell
+        self._folder, self._work, self._limits, self._report = folder, work, limits, report
         self._threads = limits.threads or max(1, (os.cpu_count() or 1) // limits.jobs)
         self._done = self._spent = 0.0  # expected and measured seconds of runs that have ended
 
@@ -210,35 +210,35 @@ class Pool:
                     self._done += self._work.seconds(ended.run)
                     self._spent += time.monotonic() - ended.started
                     yield ended.run, record
-                self._tell(self._done + sum(map(self._progress, running.values())))
+                self._report(self._done + sum(map(self._progress, running.values())))
         finally:
-            for one in running.values():
-                one.process.kill()
-                one.process.join()
+            for entry in running.values():
+                entry.process.kill()
+                entry.process.join()
 
     def _next(self, waiting: Sequence[Run], stop: float | None) -> int:
         """Returns the place of the first run that can end in time, or else of the shortest one."""
         pace = self._spent / self._done if self._done else 1.0
-        left = stop - time.monotonic() if stop else math.inf
+        seconds_left = stop - time.monotonic() if stop else math.inf
         needed = [pace * self._work.seconds(run) for run in waiting]
-        in_time = (place for place, seconds in enumerate(needed) if seconds < left)
+        in_time = (index for index, seconds in enumerate(needed) if seconds < seconds_left)
         return next(in_time, needed.index(min(needed)))
 
-    def _progress(self, one: _Running) -> float:
-        return min(time.monotonic() - one.started, self._work.seconds(one.run))
+    def _progress(self, entry: _Running) -> float:
+        return min(time.monotonic() - entry.started, self._work.seconds(entry.run))
 
 
 def _preloaded(module: str, threads: int) -> Any:
     """Starts the process that runs are forked from, and returns how to start them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module])
-    kept = dict(os.environ)
+    environment = dict(os.environ)
     os.environ.update(dict.fromkeys(_VARIABLES, str(threads)))  # read where NumPy is loaded
     path = os.environ.get("PYTHONPATH")  # where modules are looked for
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_HERE), *([path] if path else [])])
     forkserver.ensure_running()
     os.environ.clear()
-    os.environ.update(kept)
+    os.environ.update(environment)
     return context
 
 

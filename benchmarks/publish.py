@@ -72,7 +72,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "worth it": worth_it.small_table(found),
         },
     }
-    texts = {page: _texts(of_page) for page, of_page in parts.items()}
+    texts = {page: _texts(page_blocks) for page, page_blocks in parts.items()}
     for page in (CHECKLIST, WORTH_IT):
         texts[page]["machine"] = _machine(measured["about"])
     return texts
@@ -85,8 +85,8 @@ def _machine(about: Mapping[str, str]) -> str:
     return " ".join([measured, about.get("note", "")]).strip()
 
 
-def _texts(of_page: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    return {name: "\n".join(lines).strip() for name, lines in of_page.items()}
+def _texts(page_blocks: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {name: "\n".join(lines).strip() for name, lines in page_blocks.items()}
 
 
 def _findings(found: Sequence[Setup], trained: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -109,8 +109,8 @@ def _step(found: Sequence[Setup], job: str, link: str) -> str:
 
 
 def _training(trained: Sequence[Mapping[str, Any]], task: str, link: str) -> str:
-    of_link = (s for s in trained if (s["task"], s["workers"], s["link"]) == (task, 2, link))
-    rows = (row for s in of_link for row in sooner(s) if row.method == METHOD)
+    link_setups = (s for s in trained if (s["task"], s["workers"], s["link"]) == (task, 2, link))
+    rows = (row for s in link_setups for row in sooner(s) if row.method == METHOD)
     means = (map(times, (mean_ratio(row.dense), mean_ratio(row.cast))) for row in rows)
     return next((f"{dense} ({cast})" for dense, cast in means), "")
 
@@ -158,14 +158,18 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
 
 def write(texts: Mapping[Path, Mapping[str, str]]) -> None:
     """Writes generated parts into their pages."""
-    for page, of_page in texts.items():
-        page.write_text(filled(page.read_text(), of_page))
+    for page, page_texts in texts.items():
+        page.write_text(filled(page.read_text(), page_texts))
 
 
 def _drawn(measured: records.Record) -> list[records.Record]:
     """Returns the records of the plots on the page of the last full run."""
     large = (turns.EXCHANGE, turns.MLP)
-    return [one for one in measured["records"] if one["workers"] == 2 and one["job"] in large]
+    return [
+        record
+        for record in measured["records"]
+        if record["workers"] == 2 and record["job"] in large
+    ]
 
 
 def _take_plots(results: Iterable[Path]) -> None:
@@ -180,22 +184,24 @@ def _take_plots(results: Iterable[Path]) -> None:
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(results: tuple[Path, ...]) -> None:
     runs = [json.loads(file.read_text()) for file in results]
-    of_links = [run for run in runs if "raw" in run]
-    of_trainings = [run for run in runs if "links" in run]
-    if len(of_links) + len(of_trainings) < len(runs):
+    link_runs = [run for run in runs if "raw" in run]
+    training_runs = [run for run in runs if "links" in run]
+    if len(link_runs) + len(training_runs) < len(runs):
         raise click.UsageError("Give files of network.py or time_to_accuracy.py, in JSON.")
     recorded = records.read_network()
-    if of_links:
-        measured = records.merge_steps(of_links)
-        if (turns.EXCHANGE, 2) not in {(one["job"], one["workers"]) for one in measured["records"]}:
+    if link_runs:
+        measured = records.merge_steps(link_runs)
+        if (turns.EXCHANGE, 2) not in {
+            (record["job"], record["workers"]) for record in measured["records"]
+        }:
             raise click.UsageError(
                 "The pages need the exchange with 2 workers. Give all files of a run together."
             )
         recorded |= measured
         write({LAST_RUN: {"tables": network_report.markdown(measured)}})
         network_report.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
-    if of_trainings:
-        recorded["setups"] = records.merge_times(of_trainings, recorded["setups"])
+    if training_runs:
+        recorded["setups"] = records.merge_times(training_runs, recorded["setups"])
         _take_plots(results)
     records.write_network(recorded)
     write(blocks())

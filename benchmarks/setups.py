@@ -144,10 +144,12 @@ def fit(name: str, setups: Sequence[Setup]) -> Cost | None:
     measured = [setup for setup in setups if is_known(name, setup)]
     if len(measured) < 2:
         return None
-    rest = np.array([one.seconds(name) - one.compute - _sending(name, one) for one in measured])
+    transfer_seconds = np.array(
+        [setup.seconds(name) - setup.compute - _sending(name, setup) for setup in measured]
+    )
     columns = np.array([[1.0, _weights(setup)] for setup in measured])
-    of_step = np.array([setup.seconds(name) for setup in measured])
-    return Cost(*_not_negative(columns / of_step[:, None], rest / of_step))
+    step_seconds = np.array([setup.seconds(name) for setup in measured])
+    return Cost(*_not_negative(columns / step_seconds[:, None], transfer_seconds / step_seconds))
 
 
 def is_known(name: str, setup: Setup) -> bool:
@@ -169,9 +171,9 @@ def _not_negative(columns: np.ndarray, values: np.ndarray) -> tuple[float, float
     found = np.linalg.lstsq(columns, values, rcond=None)[0]
     if (found >= 0).all():
         return float(found[0]), float(found[1])
-    alone = [max(0.0, float(c @ values / (c @ c))) for c in columns.T]
-    errors = [np.sum((c * x - values) ** 2) for c, x in zip(columns.T, alone, strict=True)]
-    return (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+    single_costs = [max(0.0, float(c @ values / (c @ c))) for c in columns.T]
+    errors = [np.sum((c * x - values) ** 2) for c, x in zip(columns.T, single_costs, strict=True)]
+    return (single_costs[0], 0.0) if errors[0] <= errors[1] else (0.0, single_costs[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,15 +203,17 @@ class Trial:
     @property
     def worst(self) -> tuple[tuple[str, str], float]:
         """The largest error, with its method and setup."""
-        return max(self.errors.items(), key=lambda one: abs(one[1]))
+        return max(self.errors.items(), key=lambda item: abs(item[1]))
 
 
 def trials(setups: Sequence[Setup]) -> list[Trial]:
     """Holds out each link in turn, and then the setups of more than two workers."""
-    of_two = [setup for setup in setups if setup.workers == 2]
-    links = sorted({setup.link: setup.speed for setup in of_two}.items(), key=lambda one: one[1])
+    two_worker_setups = [setup for setup in setups if setup.workers == 2]
+    links = sorted(
+        {setup.link: setup.speed for setup in two_worker_setups}.items(), key=lambda item: item[1]
+    )
     found = [
-        _trial(of_two, lambda setup, link=link: setup.link == link, f"2 workers, {link}")
+        _trial(two_worker_setups, lambda setup, link=link: setup.link == link, f"2 workers, {link}")
         for link, _ in links
     ]
     found.append(_trial(setups, lambda setup: setup.workers > 2, "4 workers"))
@@ -217,25 +221,28 @@ def trials(setups: Sequence[Setup]) -> list[Trial]:
 
 
 def _trial(setups: Sequence[Setup], held_out: Callable[[Setup], bool], tested: str) -> Trial:
-    rest = [setup for setup in setups if not held_out(setup)]
-    fitted = ", ".join(dict.fromkeys(one.link for one in sorted(rest, key=lambda one: one.speed)))
+    fitted_setups = [setup for setup in setups if not held_out(setup)]
+    fitted = ", ".join(
+        dict.fromkeys(setup.link for setup in sorted(fitted_setups, key=lambda setup: setup.speed))
+    )
     errors = {}
     for setup in filter(held_out, setups):
         for name in setup.records:
-            cost = fit(name, rest) if is_known(name, setup) else None
+            cost = fit(name, fitted_setups) if is_known(name, setup) else None
             if cost:
-                step = _predicted(cost, name, setup, rest)
+                step = _predicted(cost, name, setup, fitted_setups)
                 where = f"{setup.job}, {setup.workers} workers, {setup.link}"
                 errors[name, where] = step / setup.seconds(name) - 1
     return Trial(f"2 workers, {fitted}", tested, errors)
 
 
-def _predicted(cost: Cost, name: str, setup: Setup, rest: Sequence[Setup]) -> float:
+def _predicted(cost: Cost, name: str, setup: Setup, fitted_setups: Sequence[Setup]) -> float:
     """Returns the seconds of a step, with the bytes from other links if counted there."""
     alike = [
-        other.records[name]["counted_bytes"]
-        for other in rest
-        if (other.job, other.workers) == (setup.job, setup.workers) and is_known(name, other)
+        fitted_setup.records[name]["counted_bytes"]
+        for fitted_setup in fitted_setups
+        if (fitted_setup.job, fitted_setup.workers) == (setup.job, setup.workers)
+        and is_known(name, fitted_setup)
     ]
     sent = statistics.mean(alike) if alike else setup.records[name]["counted_bytes"]
     return cost.step(name, setup.compute, _weights(setup), sent, setup.speed).step

@@ -126,8 +126,8 @@ class Encoding:
         tf.random.set_seed(self.seed)
         method = compressors.get(self.compressor)
         specs = [GradientSpec("layer/kernel", (SIDE, SIDE), "float32", DENSE_LAYER)]
-        kept = new_state(method, specs)
-        state = handles(kept)
+        variables = new_state(method, specs)
+        state = handles(variables)
         mean = tf.random.normal([SIDE, SIDE], stddev=0.02)
         gradient, step = tf.Variable(mean), tf.Variable(0, dtype=tf.int64)
 
@@ -136,9 +136,9 @@ class Encoding:
             step.assign_add(1)
 
         def next_step() -> ReplicaStep:
-            given, number = [gradient.read_value()], step.read_value()
+            gradients, step_index = [gradient.read_value()], step.read_value()
             finite = tf.constant(True)
-            inputs = StepInputs(specs, given, state, number, finite, 0, self.learners)
+            inputs = StepInputs(specs, gradients, state, step_index, finite, 0, self.learners)
             return ReplicaStep.new(inputs)
 
         speed = CodecSpeed(method, next_step, draw)
@@ -236,8 +236,8 @@ def expected_seconds(run: Run) -> float:
     """Returns about how long a run takes on one core."""
     if isinstance(run, Encoding):
         return _START_SECONDS + _ENCODING_SECONDS * run.learners
-    of_row, of_learner = _SECONDS[run.task]
-    return _START_SECONDS + run.steps * (run.rows * of_row + run.learners * of_learner)
+    row_seconds, learner_seconds = _SECONDS[run.task]
+    return _START_SECONDS + run.steps * (run.rows * row_seconds + run.learners * learner_seconds)
 
 
 def steps_between_evaluations(run: Training) -> int:
@@ -329,11 +329,11 @@ def _measures(
     reports: list[gc.simulation.StepReport], periods: list[dict[str, Any]]
 ) -> dict[str, float]:
     """Returns what is told of a period that has just ended, and of its last step."""
-    own = reports[periods[-1]["step"] if periods else 0 :]
-    similarity = own[-1].similarity
+    period_reports = reports[periods[-1]["step"] if periods else 0 :]
+    similarity = period_reports[-1].similarity
     return {
-        "period_payload_bytes": statistics.mean(report.payload_bytes for report in own),
-        "residual_norm": own[-1].residual_norm,
+        "period_payload_bytes": statistics.mean(report.payload_bytes for report in period_reports),
+        "residual_norm": period_reports[-1].residual_norm,
         **(dataclasses.asdict(similarity) if similarity else {}),
     }
 

@@ -33,7 +33,7 @@ from memory_growth import RECORD, Samples, Slope, anonymous_kilobytes, slopes
 
 GRADCOMP = (sys.executable, "-m", "tf_gradcomp.cli")
 PROGRAM = Path(conserved.__file__)
-_TURN = 0.1  # seconds between two looks at the job
+_POLL_SECONDS = 0.1  # seconds between two looks at the job
 _RUN = 180.0  # seconds that a run may take to start, to save and to end
 _LAUNCHER = "gradcomp run"
 
@@ -251,16 +251,16 @@ def _watch(plan: Plan, job: subprocess.Popen, folder: Path) -> Found:
         if seconds >= taken + 1:
             taken = seconds
             processes.sample(seconds, log)
-        time.sleep(_TURN)
+        time.sleep(_POLL_SECONDS)
     log.read()
     found = Found(kills=killer.killed, slopes=slopes(processes.samples, plan.half))
     if job.poll() is None:
         found.faults.append(f"the job did not end, after {found.kills} of {plan.kills} kills")
     _judge_log(found, log.lines)
-    left = processes.left()
+    surviving = processes.left()
     processes.close()
-    if job.poll() is not None and left:
-        found.faults.append(f"workers are left: {left}")
+    if job.poll() is not None and surviving:
+        found.faults.append(f"workers are left: {surviving}")
     return found
 
 
@@ -303,7 +303,7 @@ def markdown(plan: Plan, found: Found) -> str:
         "epochs, steps": f"{found.epochs:,}, {found.epochs * conserved.STEPS:,}",
         "checks that nothing was lost": f"{found.checks:,}",
     }
-    for kind in (_LAUNCHER, *(f"worker {number}" for number in range(plan.workers))):
+    for kind in (_LAUNCHER, *(f"worker {index}" for index in range(plan.workers))):
         slope = found.slopes.get(kind)
         rows[f"memory of {kind}"] = (
             f"{slope.megabytes:.0f} MB, {slope.per_hour:+.1f} ± {slope.error:.1f} MB per hour"

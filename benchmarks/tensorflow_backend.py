@@ -128,7 +128,7 @@ class Levels:
 
         def reduce_together(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()
-            across = lambda _, each: group.each_replica(reduce, args=(each,))  # noqa: E731
+            across = lambda _, replica_values: group.each_replica(reduce, args=(replica_values,))  # noqa: E731
             totals = context.merge_call(across, (gradients,))
             return [tf.identity(total) for total in totals]  # on this replica's device
 
@@ -247,9 +247,9 @@ def _contender(
         )
     elements = sum(math.prod(variable.shape) for variable in variables)
     gathered = models.has_embedding(variables)
-    given = _ELEMENT_BYTES[name] * elements
-    sent = dense_ring_bytes(strategy.num_replicas_in_sync, given)
-    return Contender(step, prepare, step_bytes=None if gathered and given else sent)
+    payload_bytes = _ELEMENT_BYTES[name] * elements
+    sent = dense_ring_bytes(strategy.num_replicas_in_sync, payload_bytes)
+    return Contender(step, prepare, step_bytes=None if gathered and payload_bytes else sent)
 
 
 def forecast(
@@ -257,16 +257,15 @@ def forecast(
 ) -> dict[str, float]:
     """Returns the seconds of an exchange by name; a choice takes its fastest method."""
     methods = {name: methods_of(gc.compressors.get(name)) for name in exchanges}
-    each = {text_of(method): method for of_name in methods.values() for method in of_name}
-    if not each:
+    methods_by_text = {text_of(method): method for group in methods.values() for method in group}
+    if not methods_by_text:
         return {}
     specs = next(iter(exchanges.values())).specs
-    candidates = [Candidate(method) for method in each.values()]
+    candidates = [Candidate(method) for method in methods_by_text.values()]
     probed = probe(StrategyGroup(strategy), specs, candidates, THOROUGH)
     seconds = {prediction.method: prediction.exchange for prediction in probed.predictions}
     return {
-        name: min(seconds[text_of(method)] for method in of_name)
-        for name, of_name in methods.items()
+        name: min(seconds[text_of(method)] for method in group) for name, group in methods.items()
     }
 
 
@@ -318,9 +317,10 @@ def join(plan: turns.Plan) -> turns.Job:
         rank,
         mean,
         contender,
-        lambda: forecast(strategy, {name: one.exchange for name, one in entries.items()}),
+        lambda: forecast(strategy, {name: entry.exchange for name, entry in entries.items()}),
         lambda: {
-            name: stage_seconds(strategy, one.exchange, one.source) for name, one in entries.items()
+            name: stage_seconds(strategy, entry.exchange, entry.source)
+            for name, entry in entries.items()
         },
     )
 

@@ -152,16 +152,16 @@ def main(
     compared = Comparison(setting, workers, optimizer, methods, delay, *rates, reuse)
     tables = [f"{compared.name}.json", f"{compared.name}.md"]
     plots = {link: f"{compared.name}-{links.SPEEDS.get(link, link)}.png" for link in speeds}
-    of_runs = [] if reuse else _records(compared, [] if paces else speeds, seeds)
-    folder = results_folder(results, [*tables, *plots.values(), *of_runs], overwrite or reuse)
+    record_files = [] if reuse else _records(compared, [] if paces else speeds, seeds)
+    folder = results_folder(results, [*tables, *plots.values(), *record_files], overwrite or reuse)
     records = folder / RECORDS
     timed = _timed_before(compared, speeds, paces) if paces else _timed(compared, speeds, records)
     epochs = epochs or setting.epochs
-    more = epochs if setting.decays else round(longer * epochs)
-    of_links = itertools.chain(*timed.paces.values())
-    others = [one for one in methods_of(of_links) if one != (DENSE, 0)]
+    longer_epochs = epochs if setting.decays else round(longer * epochs)
+    link_paces = itertools.chain(*timed.paces.values())
+    other_methods = [method for method in methods_of(link_paces) if method != (DENSE, 0)]
     curves = compared.curves([(DENSE, 0)], seeds, epochs, records)
-    curves += compared.curves(others, seeds, more, records)
+    curves += compared.curves(other_methods, seeds, longer_epochs, records)
     texts, results_by_link = [], {}
     for link, plot_file in plots.items():
         runs = placed_on(timed.paces[link], curves)
@@ -185,7 +185,9 @@ def main(
 def _timed(compared: Comparison, speeds: Sequence[str], records: Path) -> Timed:
     """Measures the times of steps on each link."""
     with links.network(compared.workers, compared.delay / 1000) as network:
-        measured = {of_link["link"]: of_link for of_link in measured_links(network, speeds)}
+        measured = {
+            link_result["link"]: link_result for link_result in measured_links(network, speeds)
+        }
         paces = {link: compared.paces(network, link, records) for link in speeds}
     return Timed(paces, measured, {"machine": processor()})
 
@@ -193,10 +195,10 @@ def _timed(compared: Comparison, speeds: Sequence[str], records: Path) -> Timed:
 def _timed_before(compared: Comparison, speeds: Sequence[str], file: Path) -> Timed:
     """Returns the times of steps that a file has."""
     found = {link: compared.recorded(file, link) for link in speeds}
-    machines = ", ".join(dict.fromkeys(one.machine for one in found.values()))
+    machines = ", ".join(dict.fromkeys(paces.machine for paces in found.values()))
     return Timed(
-        {link: compared.as_recorded(one) for link, one in found.items()},
-        {link: one.measured for link, one in found.items() if one.measured},
+        {link: compared.as_recorded(paces) for link, paces in found.items()},
+        {link: paces.measured for link, paces in found.items() if paces.measured},
         {"machine": processor(), PACES: {"machine": machines}},
     )
 

@@ -73,9 +73,11 @@ def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _compared(needed: float | None, of_methods: Mapping[str, float | None]) -> dict[str, Any]:
+def _compared(
+    needed: float | None, seconds_by_method: Mapping[str, float | None]
+) -> dict[str, Any]:
     """Returns the speed-up over dense and over casts, and its share of a free network's."""
-    dense, cast, free = (_least(of_methods, names) for names in REFERENCES)
+    dense, cast, free = (_least(seconds_by_method, names) for names in REFERENCES)
     return {
         "times faster": dense / needed if needed and dense else None,
         "than casts": cast / needed if needed and cast else None,
@@ -83,9 +85,9 @@ def _compared(needed: float | None, of_methods: Mapping[str, float | None]) -> d
     }
 
 
-def _least(of_methods: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+def _least(seconds_by_method: Mapping[str, float | None], names: Sequence[str]) -> float | None:
     """Returns the least seconds of these methods; None if none of them reached the goal."""
-    found = (of_methods.get(name) for name in names)
+    found = (seconds_by_method.get(name) for name in names)
     return min((seconds for seconds in found if seconds is not None), default=None)
 
 
@@ -93,14 +95,14 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns a row for each method: means over seeds, and seconds if all reach the goal."""
     merged: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["method"] for row in rows):
-        some = [row for row in rows if row["method"] == name]
+        method_rows = [row for row in rows if row["method"] == name]
         merged[name] = {
             "method": name,
-            "chosen": ", ".join(dict.fromkeys(row["chosen"] for row in some)),
+            "chosen": ", ".join(dict.fromkeys(row["chosen"] for row in method_rows)),
             "seed": MEAN,
-            **{key: _mean(some, key) for key in ("goal", "seconds", "in the end")},
-            "seconds of a step": _mean(some, "seconds of a step"),
-            "range": [row["seconds"] for row in some],
+            **{key: _mean(method_rows, key) for key in ("goal", "seconds", "in the end")},
+            "seconds of a step": _mean(method_rows, "seconds of a step"),
+            "range": [row["seconds"] for row in method_rows],
         }
     seconds = {name: row["seconds"] for name, row in merged.items()}
     return [{**row, **_compared(row["seconds"], seconds)} for row in merged.values()]
@@ -126,8 +128,8 @@ def markdown(label: str, rows: Sequence[dict[str, Any]]) -> str:
             f"{row['goal']:.3f}",
             _needed(row),
             *(
-                "" if one is None else f"{one:.1f}"
-                for one in (row["times faster"], row["than casts"])
+                "" if factor is None else f"{factor:.1f}"
+                for factor in (row["times faster"], row["than casts"])
             ),
             "" if share is None else f"{100 * share:.0f}",
         ]
@@ -154,22 +156,24 @@ def _label(method: str, chosen: str) -> str:
 
 def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
     """Draws the metric over time: the mean and the range of the seeds of each method."""
-    one = runs[0]
+    first = runs[0]
     figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.65 * PLOT_WIDTH), layout="constrained")
-    axis.set(xscale="log", xlabel="seconds of training", ylabel=one.task.label)
-    axis.set_title(f"{one.task.name}, {one.optimizer}, {one.workers} workers, {link}")
+    axis.set(xscale="log", xlabel="seconds of training", ylabel=first.task.label)
+    axis.set_title(f"{first.task.name}, {first.optimizer}, {first.workers} workers, {link}")
     axis.axhline(goal, color="black", lw=0.8)
     methods = list(dict.fromkeys(run.method for run in runs))
     reached = []
     for method in methods:
-        some = [run for run in runs if run.method == method]
-        curves = np.array([run.curve for run in some])
+        method_runs = [run for run in runs if run.method == method]
+        curves = np.array([run.curve for run in method_runs])
         colour = GREY if method == FREE else COLOURS[methods.index(method) % len(COLOURS)]
         style = "--" if method == FREE else "-"
-        axis.plot(some[0].seconds, curves.mean(0), style, color=colour)
-        axis.fill_between(some[0].seconds, curves.min(0), curves.max(0), color=colour, alpha=0.15)
-        label = _DENSE_LABELS.get(method) or _label(method, some[0].chosen)
-        seconds = [seconds_to(run, goal) for run in some]
+        axis.plot(method_runs[0].seconds, curves.mean(0), style, color=colour)
+        axis.fill_between(
+            method_runs[0].seconds, curves.min(0), curves.max(0), color=colour, alpha=0.15
+        )
+        label = _DENSE_LABELS.get(method) or _label(method, method_runs[0].chosen)
+        seconds = [seconds_to(run, goal) for run in method_runs]
         if None in seconds:
             axis.plot([], [], style, color=colour, label=f"{label}: never in {seconds.count(None)}")
         else:
@@ -217,19 +221,19 @@ def sooner(setup: Setup) -> Iterator[Sooner]:
     methods: dict[str, list[Mapping[str, Any]]] = {}
     for row in setup["rows"]:
         methods.setdefault(row["method"], []).append(row)
-    of_casts = [row["times faster"] for row in methods.get(CAST, ())]
+    cast_factors = [row["times faster"] for row in methods.get(CAST, ())]
     for method, rows in methods.items():
         dense = [row["times faster"] for row in rows]
-        cast = [] if method == CAST or not of_casts else list(map(_over, dense, of_casts))
+        cast = [] if method == CAST or not cast_factors else list(map(_over, dense, cast_factors))
         free = [row["of a free network's"] for row in rows]
         yield Sooner(method, dense, cast, free, rows[0]["seconds of a step"])
 
 
-def _over(mine: float | None, other: float | None) -> float | None:
+def _over(mine: float | None, reference: float | None) -> float | None:
     """Returns one speed-up over another; None is a run that never reached the accuracy."""
     if mine is None:
         return None
-    return mine / other if other else float("inf")
+    return mine / reference if reference else float("inf")
 
 
 _COUNT = ("method", "later than dense", "than 16 bits")
@@ -239,8 +243,8 @@ def count(setups: Sequence[Setup]) -> Iterator[str]:
     """Yields the lines that count the setups, and each method's losses in them."""
     methods: dict[str, list[Sooner]] = {}
     for setup in setups:
-        for one in sooner(setup):
-            methods.setdefault(one.method, []).append(one)
+        for row in sooner(setup):
+            methods.setdefault(row.method, []).append(row)
     tasks = len({setup["task"] for setup in setups})
     yield f"**{len(setups)} setups of whole trainings** were measured, of {tasks} tasks."
     yield ""
@@ -249,8 +253,8 @@ def count(setups: Sequence[Setup]) -> Iterator[str]:
         (
             [
                 method,
-                losses([mean_ratio(one.dense) for one in found]),
-                losses([mean_ratio(one.cast) for one in found if one.cast]),
+                losses([mean_ratio(row.dense) for row in found]),
+                losses([mean_ratio(row.cast) for row in found if row.cast]),
             ]
             for method, found in methods.items()
             if method not in (DENSE, HOROVOD, FREE)
@@ -280,11 +284,11 @@ _GOAL = "means over the seeds, with their range; all runs have to reach one figu
 
 def details(setups: Sequence[Setup]) -> Iterator[str]:
     """Yields the lines of a table of methods and setups, for each machine and way of measuring."""
-    of_about: dict[str, list[Setup]] = {}
+    setups_by_machine: dict[str, list[Setup]] = {}
     for setup in setups:
-        of_about.setdefault(_measured(setup["about"]), []).append(setup)
-    for about, some in of_about.items():
-        yield from ("", about, "", *table(_COLUMNS, _rows(some)))
+        setups_by_machine.setdefault(_measured(setup["about"]), []).append(setup)
+    for about, machine_setups in setups_by_machine.items():
+        yield from ("", about, "", *table(_COLUMNS, _rows(machine_setups)))
 
 
 def _measured(about: Mapping[str, Any]) -> str:
@@ -297,9 +301,9 @@ def _measured(about: Mapping[str, Any]) -> str:
 
 def _rows(setups: Sequence[Setup]) -> Iterator[list[str]]:
     for setup in setups:
-        for one in sooner(setup):
-            name = [setup["task"], str(setup["workers"]), setup["link"], one.method]
-            yield [*name, *one.cells]
+        for row in sooner(setup):
+            name = [setup["task"], str(setup["workers"]), setup["link"], row.method]
+            yield [*name, *row.cells]
 
 
 def _spread(ratios: Ratios) -> str:

@@ -31,8 +31,8 @@ def join(plan: turns.Plan) -> turns.Job:
     )
 
 
-def mean_over_workers(number: float) -> float:
-    total = torch.tensor(number, dtype=torch.float64)
+def mean_over_workers(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
     distributed.all_reduce(total)
     return float(total) / distributed.get_world_size()
 
@@ -85,16 +85,16 @@ class GivenGradients(torch.autograd.Function):
     """A loss with given gradients, at no cost."""
 
     @staticmethod
-    def forward(ctx, given, *parameters):
+    def forward(ctx, gradients, *parameters):
         """Returns zero."""
-        ctx.given = given
+        ctx.given = gradients
         return torch.zeros((), requires_grad=True)
 
     @staticmethod
     def backward(ctx, _gradient):
         """Returns the given gradients; a second reference to them would cause a copy."""
-        given = [ctx.given.pop(0) for _ in range(len(ctx.given))]
-        return None, *given
+        gradients = [ctx.given.pop(0) for _ in range(len(ctx.given))]
+        return None, *gradients
 
 
 class ExchangedModel(nn.Module):
@@ -112,12 +112,12 @@ class ExchangedModel(nn.Module):
 
     def draw(self) -> None:
         """Makes the gradients of the next step, as models.py does."""
-        place = int(torch.randint(turns.NOISE_PLACES, []))
+        offset = int(torch.randint(turns.NOISE_PLACES, []))
         self.given = []
         for mean in self._means:
-            noise = self._noise[place : place + mean.numel()].reshape(mean.shape)
+            noise = self._noise[offset : offset + mean.numel()].reshape(mean.shape)
             self.given.append(mean + noise)
-            place += mean.numel()
+            offset += mean.numel()
 
     def forward(self):
         """Returns the loss."""

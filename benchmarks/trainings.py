@@ -136,22 +136,22 @@ class Run:
     @property
     def sent_bytes(self) -> np.ndarray:
         """Bytes that a worker has sent at the end of each epoch."""
-        each = self.record["history"].get("sent_bytes")
-        if each is None:
+        bytes_per_step = self.record["history"].get("sent_bytes")
+        if bytes_per_step is None:
             return self.dense_ring_bytes * self.steps
-        return np.cumsum(each) * self.record["steps_per_epoch"]
+        return np.cumsum(bytes_per_step) * self.record["steps_per_epoch"]
 
     @property
     def seconds(self) -> np.ndarray:
         """The end of each epoch, counting only the steps of training."""
-        each = np.array(self.record["history"]["seconds_per_step"])
-        return np.cumsum(each) * self.record["steps_per_epoch"]
+        seconds_per_step = np.array(self.record["history"]["seconds_per_step"])
+        return np.cumsum(seconds_per_step) * self.record["steps_per_epoch"]
 
     @property
     def seconds_per_step(self) -> float:
         """Seconds of a step in the second half of the epochs."""
-        each = self.record["history"]["seconds_per_step"]
-        return float(np.mean(each[len(each) // 2 :]))
+        seconds_by_epoch = self.record["history"]["seconds_per_step"]
+        return float(np.mean(seconds_by_epoch[len(seconds_by_epoch) // 2 :]))
 
     @property
     def payload_ratio(self) -> float:
@@ -222,12 +222,12 @@ class Bench:
         """Runs all trainings, and returns them with their records."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
-            whole = progress.add_task("all runs, epochs", total=epochs * len(runs))
+            bar_task = progress.add_task("all runs, epochs", total=epochs * len(runs))
             finished = []
             for run in runs:
-                progress.update(whole, description=run.name)
-                finished.append(self._run(run, args, lambda: progress.advance(whole)))
-                progress.update(whole, completed=epochs * len(finished))
+                progress.update(bar_task, description=run.name)
+                finished.append(self._run(run, args, lambda: progress.advance(bar_task)))
+                progress.update(bar_task, completed=epochs * len(finished))
                 done = finished[-1]
                 progress.console.print(
                     f"{run.name}: {run.task.label} {done.quality:.{run.task.digits}f}, "
@@ -249,15 +249,15 @@ class Bench:
             share = str(run.task.batch_size // run.workers)
             command = [*_command(run), "--batch-size", share, *args, "--history"]
             with contextlib.ExitStack() as stack:
-                alone = [
+                jobs = [
                     stack.enter_context(
                         placed_job([*command, str(file)], Network(1), self._threads, _ignore)
                     )
                     for file in files
                 ]
-                while sum(job.step() for job in alone):
+                while sum(job.step() for job in jobs):
                     pass
-                for job in alone:
+                for job in jobs:
                     _check(f"{run.name}, a worker alone,", job.result())
             for file in files:
                 _note_arguments(file, args)

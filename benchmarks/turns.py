@@ -189,7 +189,7 @@ def measure(join: Callable[[Plan], Job]) -> None:
     plan = Plan.from_command_line()
     job = join(plan)
     contenders = {name: job.contender(name) for name in plan.contenders}
-    records = take_turns(plan, contenders, job.mean, job.rank, job.predict)
+    records = alternate(plan, contenders, job.mean, job.rank, job.predict)
     stages = job.stages()
     if job.rank == 0:
         records = [{**record, "stages": stages.get(record["contender"])} for record in records]
@@ -197,7 +197,7 @@ def measure(join: Callable[[Plan], Job]) -> None:
     job.leave()
 
 
-def take_turns(
+def alternate(
     plan: Plan,
     contenders: Mapping[str, Contender],
     mean: Mean,
@@ -232,14 +232,18 @@ def take_turns(
     for link in plan.links:
         change_to(link)
         predicted = predict()
-        renewed = {name: one.renew() for name, one in contenders.items() if one.renew}
+        renewed = {
+            name: contender.renew() for name, contender in contenders.items() if contender.renew
+        }
         if renewed:
             change_to(UNSHAPED)
             for contender in renewed.values():
                 warm_up(contender)
             change_to(link)
         on_link = _on_link(plan, {**contenders, **renewed}, mean, link)
-        records += [{**one, "predicted": predicted.get(one["contender"])} for one in on_link]
+        records += [
+            {**record, "predicted": predicted.get(record["contender"])} for record in on_link
+        ]
     return records
 
 
@@ -259,12 +263,12 @@ def _on_link(
     plan: Plan, contenders: Mapping[str, Contender], mean: Mean, link: str
 ) -> list[dict[str, Any]]:
     steps = {name: _steps(plan, contender, mean) for name, contender in contenders.items()}
-    turns: dict[str, list[_Turn]] = {name: [] for name in contenders}
+    runs: dict[str, list[_Turn]] = {name: [] for name in contenders}
     for _ in range(plan.rounds):
         for name, contender in contenders.items():
-            turns[name].append(_turn(plan.network, contender, mean, steps[name]))
-    place = {"job": plan.job, "workers": plan.network.workers, "link": link}
-    return [{**place, "contender": name, **_summary(turns[name])} for name in contenders]
+            runs[name].append(_turn(plan.network, contender, mean, steps[name]))
+    link_key = {"job": plan.job, "workers": plan.network.workers, "link": link}
+    return [{**link_key, "contender": name, **_summary(runs[name])} for name in contenders]
 
 
 def _steps(plan: Plan, contender: Contender, mean: Mean) -> int:
@@ -288,14 +292,14 @@ def _turn(network: Network, contender: Contender, mean: Mean, steps: int) -> _Tu
     return _Turn(done, mean(sent.all), mean(sent.carried), counted)
 
 
-def _summary(turns: Sequence[_Turn]) -> dict[str, Any]:
-    steps = [step for turn in turns for step in turn.steps]
-    counted = [turn.counted for turn in turns]
+def _summary(runs: Sequence[_Turn]) -> dict[str, Any]:
+    steps = [step for run in runs for step in run.steps]
+    counted = [run.counted for run in runs]
     return {
         "seconds": [step.seconds for step in steps],
         "page_faults": [step.used.page_faults for step in steps],
-        "interface_bytes": sum(turn.interface for turn in turns) / len(steps),
-        "carried_bytes": sum(turn.carried for turn in turns) / len(steps),
+        "interface_bytes": sum(run.interface for run in runs) / len(steps),
+        "carried_bytes": sum(run.carried for run in runs) / len(steps),
         "counted_bytes": None if None in counted else sum(counted) / len(steps),
     }
 

@@ -115,15 +115,15 @@ class Forecast:
         """
         return self.cost.latency + self.cost.each * model.weights * workers / 2
 
-    def break_even(self, model: Model, workers: int, of_baseline: float = 1.0) -> float:
+    def break_even(self, model: Model, workers: int, baseline_share: float = 1.0) -> float:
         """Returns the Mbit/s up to which AdaComp is faster; 0 if it is never faster.
 
         Args:
             model: The model.
             workers: Number of workers.
-            of_baseline: Bytes of the baseline, relative to dense float32.
+            baseline_share: Bytes of the baseline, relative to dense float32.
         """
-        dense = of_baseline * ring_bytes(workers, 4 * model.weights)
+        dense = baseline_share * ring_bytes(workers, 4 * model.weights)
         saved = 8e-6 * (dense - _sent(model, workers)) / GOODPUT
         return max(0.0, saved / (model.compute + self.own(model, workers)))
 
@@ -137,12 +137,14 @@ def measured_models(found: Sequence[Setup]) -> list[Model]:
     """Returns the models of the jobs, ordered by their number of weights."""
     models = []
     for job in dict.fromkeys(setup.job for setup in found):
-        of_two = [s for s in found if s.job == job and s.workers == 2 and METHOD in s.records]
-        if not of_two:
+        two_worker_setups = [
+            s for s in found if s.job == job and s.workers == 2 and METHOD in s.records
+        ]
+        if not two_worker_setups:
             continue
-        sent = statistics.mean(s.records[METHOD]["counted_bytes"] for s in of_two)
-        weights = of_two[0].weights
-        compute = statistics.median(s.compute for s in of_two)
+        sent = statistics.mean(s.records[METHOD]["counted_bytes"] for s in two_worker_setups)
+        weights = two_worker_setups[0].weights
+        compute = statistics.median(s.compute for s in two_worker_setups)
         models.append(Model(NAMES[job], weights, compute, 4 * weights / sent, job))
     return sorted(models, key=lambda model: model.weights)
 
@@ -150,9 +152,9 @@ def measured_models(found: Sequence[Setup]) -> list[Model]:
 def larger(models: Sequence[Model]) -> list[Model]:
     """Returns models that were not measured, with a ResNet-50's compression ratio."""
     (exchange,) = (model for model in models if model.job == turns.EXCHANGE)
-    whole = dataclasses.replace(exchange, name="ResNet-50, if a step takes 0.2 s", compute=0.2)
-    of_base = Model("BERT-base, if a step takes 0.5 s", 110e6, 0.5, exchange.fewer)
-    return [dataclasses.replace(whole, job=None), of_base]
+    resnet = dataclasses.replace(exchange, name="ResNet-50, if a step takes 0.2 s", compute=0.2)
+    bert_base = Model("BERT-base, if a step takes 0.5 s", 110e6, 0.5, exchange.fewer)
+    return [dataclasses.replace(resnet, job=None), bert_base]
 
 
 def cells(
@@ -207,7 +209,7 @@ def small_table(found: Sequence[Setup]) -> list[str]:
     """The lines of the README's table."""
     forecast = Forecast.of(found)
     models = measured_models(found)
-    header = [f"{n} workers, {link}" for n, some in SMALL.items() for link in some]
+    header = [f"{n} workers, {link}" for n, links in SMALL.items() for link in links]
     return table(
         ("model", "million weights", *header),
         (
@@ -229,14 +231,14 @@ def draw(found: Sequence[Setup], path: Path) -> None:
     """Draws lines of predictions, and a mark for each job."""
     forecast, models = Forecast.of(found), measured_models(found)
     exchange = next(model for model in models if model.job == turns.EXCHANGE)
-    alone = dataclasses.replace(exchange, compute=0.0)
+    exchange_only = dataclasses.replace(exchange, compute=0.0)
     figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.72 * PLOT_WIDTH), layout="constrained")
     axis.set(xscale="log", yscale="log", xlim=(SIZES[0], SIZES[-1]), ylim=PLOTTED_SPEEDS)
     ends = []
     for colour, workers in zip(COLOURS, PLOTTED_WORKERS, strict=False):
         for style, baseline, share in (("-", "float32", 1.0), ("--", "16 bits", 0.5)):
             curve = [
-                forecast.break_even(dataclasses.replace(alone, weights=n), workers, share)
+                forecast.break_even(dataclasses.replace(exchange_only, weights=n), workers, share)
                 for n in SIZES
             ]
             axis.plot(SIZES, curve, style, color=colour)
@@ -244,8 +246,10 @@ def draw(found: Sequence[Setup], path: Path) -> None:
                 ends.append((curve[-1], f"{workers} workers, over {baseline}", colour))
     label_ends(axis, ends)
     for model, following in zip(models, [*models[1:], None], strict=True):
-        of_two = [s for s in found if (s.job, s.workers) == (model.job, 2) and METHOD in s.records]
-        paid = [setup.speed for setup in of_two if setup.seconds(METHOD) < setup.dense]
+        two_worker_setups = [
+            s for s in found if (s.job, s.workers) == (model.job, 2) and METHOD in s.records
+        ]
+        paid = [setup.speed for setup in two_worker_setups if setup.seconds(METHOD) < setup.dense]
         if paid:
             axis.plot([model.weights], [max(paid)], **MEASURED)
         even = forecast.break_even(model, 2)

@@ -73,7 +73,7 @@ def train(
     # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
-    train = job.own_part(texts.shuffled(text, batch_size, seed), batch_size)
+    train = job.local_part(texts.shuffled(text, batch_size, seed), batch_size)
     validation = texts.in_order(held_out, batch_size)
 
     with job.strategy.scope():  # (2) create the model and everything that belongs to it in here

@@ -79,7 +79,7 @@ class Job:
     size: int
     rank: int
 
-    def own_part(self, batches: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    def local_part(self, batches: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
         """Returns this process's part of batches; under a strategy, `fit` takes it."""
         if self.group is None:
             return batches

@@ -105,10 +105,10 @@ def measures(record: Record) -> dict[str, float]:
 def comparison(all_records: dict[str, dict[str, Record]]) -> Table:
     """The runs side by side; runs with different settings of malloc differ only in time."""
     records = next(iter(all_records.values()))
-    some = next(iter(records.values()))
-    steps = some["steps_per_epoch"] * len(some["history"]["loss"])
+    first_record = next(iter(records.values()))
+    steps = first_record["steps_per_epoch"] * len(first_record["history"]["loss"])
     table = Table(
-        title=f"Digits on {some['workers']} workers, {steps} steps, same seed", min_width=66
+        title=f"Digits on {first_record['workers']} workers, {steps} steps, same seed", min_width=66
     )
     table.add_column("")
     for compressor in records:
@@ -124,8 +124,8 @@ def comparison(all_records: dict[str, dict[str, Record]]) -> Table:
         ("wire ratio", "wire_ratio", ",.0f"),
     ):
         table.add_row(label, *(f"{column[name]:{form}}" for column in columns))
-    for setting, of_setting in all_records.items():
-        times = [1e3 * measures(record)["seconds"] for record in of_setting.values()]
+    for setting, setting_records in all_records.items():
+        times = [1e3 * measures(record)["seconds"] for record in setting_records.values()]
         label = f"time per step, {setting} malloc"
         table.add_row(label, *(f"{milliseconds:.1f} ms" for milliseconds in times))
     return table
@@ -133,11 +133,11 @@ def comparison(all_records: dict[str, dict[str, Record]]) -> Table:
 
 def verdict_on_time(dense: Record, compressed: Record) -> str:
     """Explains the time of a step."""
-    one, other = measures(dense), measures(compressed)
-    extra = other["seconds"] - one["seconds"]
+    dense_measures, compressed_measures = measures(dense), measures(compressed)
+    extra = compressed_measures["seconds"] - dense_measures["seconds"]
     if extra <= 0:
         return f"A compressed step was {-1e3 * extra:.1f} ms faster than a dense one."
-    saved = one["sent"] - other["sent"]
+    saved = dense_measures["sent"] - compressed_measures["sent"]
     break_even = 8 * saved / extra / 1e6
     return (
         f"A compressed step was {1e3 * extra:.1f} ms slower than a dense one: over the loopback "

@@ -72,7 +72,7 @@ def train(
         tf.data.Dataset.from_tensor_slices((train_x, train_y))
         .shuffle(len(train_x), seed=seed)
         .batch(batch_size, drop_remainder=True)
-        .apply(lambda batches: job.own_part(batches, batch_size))
+        .apply(lambda batches: job.local_part(batches, batch_size))
         .repeat()  # makes an epoch start faster on several workers
     )
     steps_per_epoch = steps_per_epoch or len(train_x) // batch_size

@@ -38,7 +38,7 @@ def train(
     is_chief = gc.is_chief(strategy)
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images("digits", seed)
-    whole = len(train_x) // batch_size * batch_size
+    used_rows = len(train_x) // batch_size * batch_size
     compressor = gc.compressors.LGC(
         pattern, density, dense_steps=dense_steps, training_steps=training_steps
     )
@@ -56,8 +56,8 @@ def train(
         )
     training, seen = gc.callbacks.AutoencoderTraining(), Errors()
     model.fit(
-        train_x[:whole],
-        train_y[:whole],
+        train_x[:used_rows],
+        train_y[:used_rows],
         batch_size=batch_size,
         epochs=epochs,
         callbacks=[gc.callbacks.CompressionMonitor(), training, seen],

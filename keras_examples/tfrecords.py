@@ -71,8 +71,8 @@ def write(folder: str) -> None:
 
     images, labels = load_digits(return_X_y=True)
     tf.io.gfile.makedirs(folder)
-    for number, rows in enumerate(np.split(np.arange(len(images)), [179, 538, 1078])):
-        with tf.io.TFRecordWriter(f"{folder}/{number}.tfrecord") as writer:
+    for shard, rows in enumerate(np.split(np.arange(len(images)), [179, 538, 1078])):
+        with tf.io.TFRecordWriter(f"{folder}/{shard}.tfrecord") as writer:
             for row in rows:
                 image = tf.train.FloatList(value=images[row] / 16)
                 label = tf.train.Int64List(value=[labels[row]])

@@ -99,7 +99,7 @@ def train(
     steps_per_epoch = steps_per_epoch or len(rows) // batch_size
     batches = (
         rows.batch(batch_size, drop_remainder=True)
-        .apply(lambda batches: job.own_part(batches, batch_size))
+        .apply(lambda batches: job.local_part(batches, batch_size))
         .repeat()
         .prefetch(tf.data.AUTOTUNE)
     )

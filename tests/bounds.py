@@ -32,7 +32,7 @@ def rounding(scale, terms=1, steps=1, dtype="float32"):
     return 2 * terms * steps * _UNIT_ROUNDOFF[dtype] * np.abs(scale)
 
 
-def of_adam(beta_2=0.999):
+def adam_bound(beta_2=0.999):
     """Returns how often second moments and steps of Adam round: the `terms` of `rounding`.
 
     In float32, `1 - beta_2` and the bias correction `1 - beta_2 ** step` have the rounding of a
@@ -62,8 +62,8 @@ def training(gain, terms, steps, weights=1.0, gradients=1.0, dtype="float32"):
         gradients: The largest magnitude of a gradient, with the terms' signs left out.
         dtype: The dtype of the terms of gradients.
     """
-    of_step = rounding(weights) + gain * rounding(gradients, terms, dtype=dtype)
-    return of_step * sum((1 + gain) ** step for step in range(steps))
+    step_error = rounding(weights) + gain * rounding(gradients, terms, dtype=dtype)
+    return step_error * sum((1 + gain) ** step for step in range(steps))
 
 
 def assert_close(actual, expected, terms=1, steps=1, scale=None, dtype="float32"):

@@ -75,9 +75,9 @@ def pytest_collection_modifyitems(items):
     quick = {file_of(item.nodeid) for item in items if item.get_closest_marker("quick")}
 
     def place(item):
-        alone = item.get_closest_marker("alone") is not None
+        single = item.get_closest_marker("alone") is not None
         file = file_of(item.nodeid)
-        return alone, file not in quick, not makes_something_once(file)
+        return single, file not in quick, not makes_something_once(file)
 
     items.sort(key=place)
 
@@ -97,9 +97,9 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Runs a test in parallel with other processes' tests, or alone."""
-    alone = item.get_closest_marker("alone")
+    single = item.get_closest_marker("alone")
     with TURNS.open("w") as turns:
-        fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turns, fcntl.LOCK_EX if single else fcntl.LOCK_SH)
         try:
             return (yield)
         finally:

@@ -20,8 +20,8 @@ class Noting(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.logged.append(logs.get("residual_cosine"))
         exchange = self.exchange_of(self.model)
-        own = [exchange.group.local(residual, 0) for residual in exchange.residuals]
-        self.kept.append(np.concatenate([np.ravel(one) for one in own] or [np.zeros(0)]))
+        local = [exchange.group.local(residual, 0) for residual in exchange.residuals]
+        self.kept.append(np.concatenate([np.ravel(one) for one in local] or [np.zeros(0)]))
 
 
 def checked(every, exchange_of):

@@ -9,8 +9,8 @@ from tf_gradcomp.keras.local.gossip import _SEED, Messages
 def fresh(size):
     """Returns a function that draws the random numbers which replace zero factors."""
 
-    def drawn(edge, round_number, length):
-        seed = [_SEED + edge[0] * size + edge[1], round_number]
+    def drawn(edge, round_index, length):
+        seed = [_SEED + edge[0] * size + edge[1], round_index]
         return np.float64(tf.random.stateless_normal([length], seed, alg="philox"))
 
     return drawn
@@ -23,7 +23,7 @@ class Workers:
         size = len(values)
         shapes = [value.shape for value in values[0]]
         self.messages = [Messages(settings, shapes, size, rank) for rank in range(size)]
-        self.values = [[tf.Variable(value) for value in own] for own in values]
+        self.values = [[tf.Variable(value) for value in local] for local in values]
         self.factors = {
             rows: [
                 tf.Variable(tf.zeros([len(m.partners), m.factor_sizes[not rows]]))
@@ -42,39 +42,39 @@ class Workers:
             self._round(tf.constant(self.round_number), rows)
         return self
 
-    def _take_round(self, round_number, rows):
+    def _take_round(self, round_index, rows):
         outgoing = [
-            one.outgoing(own, factors.read_value(), round_number, rows=rows)
-            for one, own, factors in zip(
+            one.outgoing(local, factors.read_value(), round_index, rows=rows)
+            for one, local, factors in zip(
                 self.messages, self.values, self.factors[not rows], strict=True
             )
         ]
         received = [one.corrections(*args, rows=rows) for one, *args in self._exchanges(outgoing)]
-        for own, stored, (moves, factors) in zip(
+        for local, stored, (moves, factors) in zip(
             self.values, self.factors[rows], received, strict=True
         ):
-            for value, move in zip(own, moves, strict=True):
+            for value, move in zip(local, moves, strict=True):
                 value.assign_add(move)
             if factors.shape[1]:
                 stored.assign(factors)
 
     def _exchanges(self, outgoing):
-        for rank, one in enumerate(self.messages):
-            edges = [self.messages[partner].partners.index(rank) for partner in one.partners]
-            pairs = zip(one.partners, edges, strict=True)
-            yield one, outgoing[rank], [outgoing[p].messages[edge] for p, edge in pairs]
+        for rank, message in enumerate(self.messages):
+            edges = [self.messages[partner].partners.index(rank) for partner in message.partners]
+            pairs = zip(message.partners, edges, strict=True)
+            yield message, outgoing[rank], [outgoing[p].messages[edge] for p, edge in pairs]
 
     @property
     def means(self):
         """Returns the mean of each weight."""
-        return [np.mean(np.float64(of_all), 0) for of_all in zip(*self.values, strict=True)]
+        return [np.mean(np.float64(copies), 0) for copies in zip(*self.values, strict=True)]
 
     @property
     def errors(self):
         """Returns for each weight the sum of its squared distances from the mean."""
         return np.array(
             [
-                np.sum((np.float64(of_all) - mean) ** 2)
-                for of_all, mean in zip(zip(*self.values, strict=True), self.means, strict=True)
+                np.sum((np.float64(copies) - mean) ** 2)
+                for copies, mean in zip(zip(*self.values, strict=True), self.means, strict=True)
             ]
         )

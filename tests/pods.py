@@ -20,10 +20,10 @@ HOSTS = "HOSTS"
 def objects(manifest):
     """Returns the objects of a manifest, by kind."""
     documents = yaml.safe_load_all((MANIFESTS / manifest).read_text())
-    return {one["kind"]: one for one in documents}
+    return {document["kind"]: document for document in documents}
 
 
-def of_tfjob(manifest, namespace="default"):
+def tfjob_environments(manifest, namespace="default"):
     """Returns the pod template and each pod's environment, as the training operator makes them."""
     job = objects(manifest)["TFJob"]
     worker, name = job["spec"]["tfReplicaSpecs"]["Worker"], job["metadata"]["name"]
@@ -33,12 +33,12 @@ def of_tfjob(manifest, namespace="default"):
     for index in range(worker["replicas"]):
         task = {"type": "worker", "index": index}
         config = {"cluster": {"worker": names}, "task": task, "environment": "cloud"}
-        own = {one["name"]: one["value"] for one in container["env"]}
-        environments.append({**own, "TF_CONFIG": json.dumps(config)})
+        local = {one["name"]: one["value"] for one in container["env"]}
+        environments.append({**local, "TF_CONFIG": json.dumps(config)})
     return worker["template"]["spec"], environments
 
 
-def of_trainjob(manifest):
+def trainjob_environments(manifest):
     """Returns the pod template and each pod's environment, as Kubeflow Trainer makes them."""
     found = objects(manifest)
     (node,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
@@ -46,13 +46,13 @@ def of_trainjob(manifest):
     (container,) = template["containers"]
     environments = []
     for index in range(found["TrainJob"]["spec"]["trainer"]["numNodes"]):
-        own = {}
+        local = {}
         for one in container["env"]:
             text = one.get("value", str(index))  # the only field that it refers to is the index
-            for name, value in own.items():  # as the kubelet does
+            for name, value in local.items():  # as the kubelet does
                 text = text.replace(f"$({name})", value)
-            own[one["name"]] = text
-        environments.append(own)
+            local[one["name"]] = text
+        environments.append(local)
     return template, environments
 
 
@@ -105,11 +105,11 @@ class Pod:
 def on_own_ports(environments):
     """Returns the environments of pods that share a machine, and what keeps their ports free."""
     ports = ReservedPorts(["localhost"] * len(environments))
-    numbers = [address.rpartition(":")[2] for address in ports.addresses]
-    own = []
+    values = [address.rpartition(":")[2] for address in ports.addresses]
+    local = []
     for env in environments:
         config = json.loads(env["TF_CONFIG"])
         hosts = [address.partition(":")[0] for address in config["cluster"]["worker"]]
-        config["cluster"]["worker"] = [f"{h}:{p}" for h, p in zip(hosts, numbers, strict=True)]
-        own.append({**env, "TF_CONFIG": json.dumps(config)})
-    return own, hosts, ports
+        config["cluster"]["worker"] = [f"{h}:{p}" for h, p in zip(hosts, values, strict=True)]
+        local.append({**env, "TF_CONFIG": json.dumps(config)})
+    return local, hosts, ports

@@ -130,8 +130,8 @@ def become(files, argv, environment, folder):
         tracing.trace_faster()
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
-    own = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[1:1] = [path for path in own if path not in sys.path]
+    local = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [path for path in local if path not in sys.path]
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ending:

@@ -27,8 +27,8 @@ MAIN = ("origin/main", "main")
 
 def files(places: tuple[str, ...], suffix: str) -> Iterator[Path]:
     """Yields the files to check, by path."""
-    for place in places:
-        found = [ROOT / place] if place.endswith(suffix) else sorted((ROOT / place).rglob("*"))
+    for index in places:
+        found = [ROOT / index] if index.endswith(suffix) else sorted((ROOT / index).rglob("*"))
         for file in found:
             if file.suffix == suffix:
                 yield file
@@ -67,11 +67,11 @@ def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
         if str(file.relative_to(ROOT)) in to_do:
             continue
         text = re.sub(r"^```.*?^```$", blank, file.read_text(), flags=re.M | re.S)
-        for number, line in enumerate(text.splitlines(), 1):
+        for index, line in enumerate(text.splitlines(), 1):
             cells = line.strip().strip("|").split("|") if line.startswith("|") else []
             for cell in cells:
                 if (words := len(cell.split())) > MOST_WORDS:
-                    yield f"{place(file, number)}: {words} words in a cell: {cell.strip()[:50]}"
+                    yield f"{place(file, index)}: {words} words in a cell: {cell.strip()[:50]}"
 
 
 def blank(code: re.Match) -> str:

@@ -98,13 +98,15 @@ def test_a_model_may_be_loaded_without_a_strategy(monkeypatch, tmp_path):
         loaded.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
 
 
-@pytest.mark.parametrize(("processes", "of_horovod"), [(2, 2), (1, 2)], ids=["all", "a set of one"])
+@pytest.mark.parametrize(
+    ("processes", "horovod_size"), [(2, 2), (1, 2)], ids=["all", "a set of one"]
+)
 def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
-    monkeypatch, processes, of_horovod
+    monkeypatch, processes, horovod_size
 ):
     set_tf_config(monkeypatch, CLUSTER, "worker", 1)
-    import_horovod(monkeypatch, size=of_horovod)
-    current.check_not_alone_by_mistake(
+    import_horovod(monkeypatch, size=horovod_size)
+    current.check_not_single_by_mistake(
         types.SimpleNamespace(processes=types.SimpleNamespace(size=processes))
     )
 

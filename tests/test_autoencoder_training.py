@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, Learnt
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, TrainingResult
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -169,7 +169,7 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     model, watch = compiled(method(pattern, training_steps=steps)), Watch()
     training = gc.callbacks.AutoencoderTraining(learning_rate=0.02)
     history = fit(model, training, watch)
-    assert all(len(of_step) == 1 for of_step in watch.phases)
+    assert all(len(phase) == 1 for phase in watch.phases)
     phases = [logs["lgc_phase"] for logs in watch.logs]
     assert phases == sorted(phases)
     assert phases.count(1) == DENSE - 1  # it is that of the next step
@@ -188,15 +188,15 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
         "phase of LGC",
         "checksum of the autoencoder's weights",
     }
-    own = {v.path for v in (*model.variables, *model.optimizer.inner_optimizer.variables)}
-    assert not any("lgc" in path or "conv1d" in path for path in own)
+    local_values = {v.path for v in (*model.variables, *model.optimizer.inner_optimizer.variables)}
+    assert not any("lgc" in path or "conv1d" in path for path in local_values)
     assert "residuals are three times" not in caplog.text
     for residual in exchange.residuals:
         for local in collective().experimental_local_results(residual):
             local.assign(local * 100)
     history = fit(model, training, watch, epochs=1)
     assert history["lgc_phase"] == [4]
-    assert all(len(of_step) == 1 for of_step in watch.phases)
+    assert all(len(phase) == 1 for phase in watch.phases)
     assert caplog.text.count("residuals are three times as large as when") == 1
     assert "did not fall below guard" not in caplog.text
 
@@ -218,7 +218,7 @@ def test_residuals_of_variables_that_take_turns_are_watched_as_well(density):
     def two_steps():
         for step in steps:
             gradients = generator.laplace(size=(2, 1, 40, 30)).astype("float32")
-            step([list(of_one) for of_one in gradients])
+            step([list(replica_gradients) for replica_gradients in gradients])
             phases.append(training.train(exchange)["lgc_phase"])
 
     while phases.count(3) < 8:  # each replica has led in steps of both variables
@@ -332,7 +332,7 @@ def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, 
         model.optimizer.build(model.trainable_variables)
     state = autoencoder_of(model.optimizer.exchange)
     weights = np.full(state.job_state[WEIGHTS].shape, value, "float32")
-    state.learn(weights, [Learnt(TRAINING, loss=0.1, error=0.1)])
+    state.learn(weights, [TrainingResult(TRAINING, loss=0.1, error=0.1)])
     assert state.job_state[WANTED].numpy() == wanted
 
 
@@ -419,7 +419,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
     group = learners(2, method(autoencoder=given))
     training = gc.callbacks.AutoencoderTraining(keras.optimizers.SGD(0.0))
     group.fit(batches(), training=training)
-    assert autoencoder_of(group.exchange).last_learnt >= 4
+    assert autoencoder_of(group.exchange).last_learned >= 4
     np.testing.assert_array_equal(autoencoder_of(group.exchange).weights, given.flat_weights())
 
 
@@ -433,14 +433,14 @@ def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_ste
     for _step in range(DENSE + 2):
         group.train_on_batch(x[:BATCH], y[:BATCH])
         training.train(group.exchange)
-    before = autoencoder_of(group.exchange).last_learnt
+    before = autoencoder_of(group.exchange).last_learned
     for missed, steps in ((False, 3), (True, 5)):
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
-        numbers = [of_one.number for of_one in autoencoder_of(group.exchange).new_vectors()]
+        values = [vector.step for vector in autoencoder_of(group.exchange).new_vectors()]
         collected = int(group.exchange.replica().job_state()[COLLECTED])
-        assert numbers == list(range(collected - 2, collected + 1))
+        assert values == list(range(collected - 2, collected + 1))
         training.train(group.exchange)
-        assert autoencoder_of(group.exchange).last_learnt == collected
+        assert autoencoder_of(group.exchange).last_learned == collected
         assert ("vectors of 2 steps were overwritten" in caplog.text) == missed
     assert collected == before + 8

@@ -91,7 +91,7 @@ def assert_same_state(actual, expected):
     ours, theirs = actual.optimizer.exchange, expected.optimizer.exchange
     assert ours.step.numpy() == theirs.step.numpy()
     assert ours.skipped_steps.numpy() == theirs.skipped_steps.numpy()
-    assert ours.facts.residual_waits.numpy().any() == theirs.facts.residual_waits.numpy().any()
+    assert ours.facts.has_residual.numpy().any() == theirs.facts.has_residual.numpy().any()
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -179,14 +179,14 @@ def test_a_restarted_job_without_its_backup_says_that_it_begins_from_zero(
 ):
     monkeypatch.setenv("GRADCOMP_RESTARTS", "1")
     message = f"begins from zero, because there is no backup in {str(tmp_path / 'backup')!r}"
-    for told, steps in ((True, 10), (False, 1000)):  # the second job finds the first one's
+    for logged, steps in ((True, 10), (False, 1000)):  # the second job finds the first one's
         messages.forget()
         caplog.clear()
         backup = backup_of.BackupAndRestore(tmp_path / "backup")
         with contextlib.suppress(KeyboardInterrupt):
             data = np.ones((12, 30)), np.ones((12, 3))
             build().fit(*data, batch_size=2, epochs=3, verbose=0, callbacks=[backup, Dies(steps)])
-        assert (message in caplog.text) == told
+        assert (message in caplog.text) == logged
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"use_ema": True}])
@@ -279,10 +279,10 @@ def test_an_optimizer_loaded_before_it_was_built_is_reported(monkeypatch):
     optimizer = gc.CompressedOptimizer("sgd")
     optimizer.load_own_variables({})
     assert not said
-    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": np.ones(3), "has_residual": [True]})
     assert ["is not built yet" in text for text in said] == [True]
     optimizer.build([variable])
-    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": np.ones(3), "has_residual": [True]})
     assert len(said) == 1
     assert optimizer.exchange.residuals[0].numpy().all()
 
@@ -306,7 +306,7 @@ def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, grap
     variable = keras.Variable(np.zeros((20, 30), "float32"), name="kernel")
     optimizer = gc.CompressedOptimizer(inner())
     optimizer.build([variable])
-    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": residual, "has_residual": [True]})
 
     def apply():
         optimizer.apply([tf.zeros((20, 30))], [variable])
@@ -316,7 +316,7 @@ def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, grap
         step()
     assert_close(variable.numpy(), -residual, terms=2, steps=4)
     assert not optimizer.exchange.residuals[0].numpy().any()
-    assert not optimizer.exchange.facts.residual_waits.numpy().any()
+    assert not optimizer.exchange.facts.has_residual.numpy().any()
 
 
 def test_a_residual_waits_for_a_step_that_is_not_skipped():
@@ -324,7 +324,7 @@ def test_a_residual_waits_for_a_step_that_is_not_skipped():
     inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer = gc.CompressedOptimizer(inner)
     optimizer.build([variable])
-    optimizer.load_own_variables({"residual_0": np.ones(5), "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": np.ones(5), "has_residual": [True]})
     optimizer.apply([tf.fill([5], np.inf)], [variable])
     assert not variable.numpy().any()
     optimizer.apply([tf.zeros(5)], [variable])
@@ -336,7 +336,7 @@ def test_one_replica_applies_a_restored_residual_to_an_embedding():
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table])
     residual = np.arange(12, dtype="float32").reshape(6, 2)
-    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": residual, "has_residual": [True]})
 
     @tf.function(autograph=False)
     def step():
@@ -372,7 +372,7 @@ def test_one_replica_applies_a_residual_that_float16_cannot_hold_step_by_step(
     optimizer = gc.CompressedOptimizer(inner)
     optimizer.build([variable])
     residual = np.array([[1, 3, -2], [0, 5, 0.5]], "float32")  # times 2^15
-    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
+    optimizer.load_own_variables({"residual_0": residual, "has_residual": [True]})
 
     def apply():
         optimizer.apply([HALVES[gradient]()], [variable])
@@ -383,7 +383,7 @@ def test_one_replica_applies_a_residual_that_float16_cannot_hold_step_by_step(
         left = optimizer.exchange.residuals[0].numpy()
         assert_close(variable.numpy() - left, -residual, steps=7, dtype="float16")
     assert not left.any()
-    assert not optimizer.exchange.facts.residual_waits.numpy().any()
+    assert not optimizer.exchange.facts.has_residual.numpy().any()
 
 
 def test_a_damaged_inner_optimizer_is_an_error(tmp_path):

@@ -137,13 +137,13 @@ def test_some_of_the_variables_use_their_own_residuals():
 
 def test_counts_steps_and_skipped_steps():
     exchanging = Exchanging()
-    assert not exchanging.exchange.facts.residual_waits.numpy().any()
+    assert not exchanging.exchange.facts.has_residual.numpy().any()
     exchanging.step([ones(1), ones(1)])
     exchanging.step([ones(1), ones(np.nan)])
     assert not exchanging.finite.numpy()
     assert exchanging.exchange.step.numpy() == 2
     assert exchanging.exchange.skipped_steps.numpy() == 1
-    assert exchanging.exchange.facts.residual_waits.numpy().any()
+    assert exchanging.exchange.facts.has_residual.numpy().any()
 
 
 def test_large_tables_stay_sparse():
@@ -167,14 +167,14 @@ def test_large_tables_stay_sparse():
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
+@pytest.mark.parametrize("single", [False, True], ids=["beside others", "single"])
 @pytest.mark.parametrize("index", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
-def test_counts_what_travels_sparse(replicas, alone, index):
+def test_counts_what_travels_sparse(replicas, single, index):
     exchanging = Exchanging(replicas, policy=gc.Policy(max_dense_elements=599))
 
     def reduce(grads):
         rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 5], index), tf.constant([20, 30]))
-        if alone:
+        if single:
             exchanging.reduce([rows], exchanging.variables[:1])
         else:
             exchanging.reduce([rows, grads[1]])
@@ -182,15 +182,15 @@ def test_counts_what_travels_sparse(replicas, alone, index):
     step = stepper(exchanging.strategy, reduce)
     for _ in range(2):
         step([ones(1)] * replicas)
-    table, bias = 4 * 2 * (1 + 30), 0 if alone else 8 + 4 * 30
+    table, bias = 4 * 2 * (1 + 30), 0 if single else 8 + 4 * 30
     apart = 8 + table  # with a tag and the number of slices
-    whole = 0 if alone else 56 + bias
-    lengths = 4 if alone else 8  # gathered ahead
+    whole = 0 if single else 56 + bias
+    lengths = 4 if single else 8  # gathered ahead
     assert exchanging.exchange.traffic() == Traffic(
         exchanges=2,
         payload_bytes=2 * (apart + whole),
         sent_bytes=2 * (replicas - 1) * (apart + whole + lengths),
-        dense_bytes=2 * 4 * (600 if alone else 630),
+        dense_bytes=2 * 4 * (600 if single else 630),
         tensor_bytes={"v0": 2 * table, "v1": 2 * bias},
     )
 
@@ -221,13 +221,13 @@ def test_is_saved_and_restored_with_a_checkpoint(tmp_path):
         assert_close(sum(shares), sum(copies(before.strategy, old)), terms=2 * 3)
         np.testing.assert_array_equal(shares[0], shares[2])
     assert after.exchange.step.numpy() == 1
-    assert after.exchange.facts.residual_waits.numpy().any()
+    assert after.exchange.facts.has_residual.numpy().any()
 
 
 def test_traffic_is_no_part_of_a_checkpoint():
     exchange = Exchanging().exchange
     kept = [exchange.step, exchange.skipped_steps, *exchange.facts.all, *exchange.residuals]
-    assert {id(one) for one in exchange.variables} == set(map(id, kept))
+    assert {id(variable) for variable in exchange.variables} == set(map(id, kept))
 
 
 def test_building_twice_changes_nothing():
@@ -239,16 +239,16 @@ def test_building_twice_changes_nothing():
 
 def test_knows_the_variables_it_was_built_for():
     exchanging = Exchanging()
-    assert exchanging.exchange.numbers.include(exchanging.variables)
-    assert exchanging.exchange.numbers.include(exchanging.variables[1:])
-    assert not exchanging.exchange.numbers.include([tf.Variable(0.0)])
+    assert exchanging.exchange.indices.include(exchanging.variables)
+    assert exchanging.exchange.indices.include(exchanging.variables[1:])
+    assert not exchanging.exchange.indices.include([tf.Variable(0.0)])
 
 
 def test_takes_keras_variables_and_their_values_for_the_same():
     variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
     exchange = exchange_by(WHOLE)
     exchange.build([variable])
-    assert exchange.numbers.include([variable.value])
+    assert exchange.indices.include([variable.value])
 
 
 def test_a_variable_it_was_not_built_for_is_refused():
@@ -321,9 +321,9 @@ def test_gradients_of_other_dtypes_are_refused_where_there_is_something_to_excha
         wide, used = tf.Variable(tf.zeros(3, dtype), name="wide"), tf.Variable(tf.zeros(3))
         exchange = exchange_by(WHOLE)
         exchange.build([wide, used])
-    exchange.numbers.check([used])
+    exchange.indices.check([used])
     with pytest.raises(ValueError, match=message):
-        exchange.numbers.check([wide])
+        exchange.indices.check([wide])
 
 
 def test_one_replica_takes_any_dtype():
@@ -367,10 +367,10 @@ def test_neither_a_single_replica_nor_a_simulation_gives_notices_of_a_job(caplog
 
 def test_a_single_replica_logs_a_notice_in_its_first_step(caplog):
     messages.forget()
-    alone = Exchanging(1)  # as where a model is only loaded
+    single = Exchanging(1)  # as where a model is only loaded
     assert not caplog.messages
     for _ in range(2):
-        alone.exchange.flush(ones(1), alone.variables)
+        single.exchange.flush(ones(1), single.variables)
     assert caplog.messages == ["The job has one replica, so gradients are not exchanged."]
 
 
@@ -404,7 +404,7 @@ def test_lost_residuals_are_reported_when_restored_after_the_first_step(
     step([ones(1)] * replicas)
     assert not said
     for restores in (1, 2):
-        exchanging.exchange.facts.residual_waits.assign([True, False])
+        exchanging.exchange.facts.has_residual.assign([True, False])
         for _ in range(2):
             step([ones(1)] * replicas)
         assert len(said) == restores
@@ -414,11 +414,11 @@ def test_lost_residuals_are_reported_when_restored_after_the_first_step(
 def test_only_the_chief_of_several_workers_reports_lost_residuals(monkeypatch, worker, times):
     said = warned_of_lost_residuals(monkeypatch)
     exchanging = Exchanging(1, compressor=NoCompression())
-    exchanging.exchange.facts.residual_waits.assign([True, False])
+    exchanging.exchange.facts.has_residual.assign([True, False])
     monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], worker))
     exchanging.exchange.flush(ones(1), exchanging.variables)
     assert len(said) == times
-    assert not any(exchanging.exchange.facts.residual_waits.numpy())
+    assert not any(exchanging.exchange.facts.has_residual.numpy())
 
 
 def test_lost_residuals_are_reported_when_xla_compiles_the_step(monkeypatch):
@@ -426,7 +426,7 @@ def test_lost_residuals_are_reported_when_xla_compiles_the_step(monkeypatch):
     variable = tf.Variable(tf.zeros(3), name="kernel")
     exchange = exchange_by(NoCompression())
     exchange.build([variable])
-    exchange.facts.residual_waits.assign([True])
+    exchange.facts.has_residual.assign([True])
     step = tf.function(lambda g: exchange.flush([g], [variable]), jit_compile=True, autograph=False)
     for _ in range(2):
         np.testing.assert_array_equal(step(tf.ones(3))[0], np.ones(3))
@@ -450,7 +450,7 @@ def test_slices_that_are_summed_separately_take_the_residual_of_their_table(comp
     exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=compressor)
     exchange = exchanging.exchange
     exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
-    exchange.facts.residual_waits.assign([True, False])
+    exchange.facts.has_residual.assign([True, False])
 
     def reduce(grads):
         rows = tf.IndexedSlices(grads[0][:1], tf.constant([3]), tf.constant([20, 30]))
@@ -462,7 +462,7 @@ def test_slices_that_are_summed_separately_take_the_residual_of_their_table(comp
         total = tf.convert_to_tensor(exchanging.reduced[0][0]).numpy()
         np.testing.assert_array_equal(total[3], np.full(30, expected + 2))
         np.testing.assert_array_equal(total[4], np.full(30, expected))
-    np.testing.assert_array_equal(exchange.facts.residual_waits.numpy(), [False, True])
+    np.testing.assert_array_equal(exchange.facts.has_residual.numpy(), [False, True])
 
 
 def test_the_residual_of_a_float16_table_is_sent_in_parts_that_float16_can_hold():
@@ -471,14 +471,14 @@ def test_the_residual_of_a_float16_table_is_sent_in_parts_that_float16_can_hold(
     )
     exchange = exchanging.exchange
     exchange.residuals[0].assign(np.full((2, 3), 1.5e5))
-    exchange.facts.residual_waits.assign([True])
+    exchange.facts.has_residual.assign([True])
 
     def reduce(grads):
         exchanging.reduce([tf.IndexedSlices(grads[0], tf.constant([1]), tf.constant([2, 3]))])
 
     step = stepper(exchanging.strategy, reduce)
     sent = np.zeros((2, 3), "float32")
-    while exchange.facts.residual_waits.numpy().any():
+    while exchange.facts.has_residual.numpy().any():
         assert exchange.step.numpy() < 5
         step([[np.zeros((1, 3), "float16")]] * 2)
         rows = tf.convert_to_tensor(exchanging.reduced[0][0])  # added up in float16
@@ -498,7 +498,7 @@ def test_a_warm_up_sends_the_residual_in_any_units(beta):
         exchange = exchange_by(ScaleCom(beta=beta, warmup_steps=2))
         exchange.build([variable])
     exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
-    exchange.facts.residual_waits.assign([True])
+    exchange.facts.has_residual.assign([True])
     reduced = tf.Variable(tf.zeros((20, 30)))
 
     def reduce(grads):

@@ -62,24 +62,24 @@ class Streaming:
 
     def step(self, x, y, length):
         """Takes a step of a cycle of so many steps."""
-        for learner, own in enumerate(self.own):
+        for learner, local in enumerate(self.own):
             rows = slice(learner * ROWS, (learner + 1) * ROWS)
-            for weight, gradient in zip(own, gradients(x[rows], y[rows]), strict=True):
+            for weight, gradient in zip(local, gradients(x[rows], y[rows]), strict=True):
                 weight -= RATE * gradient
         self.position += 1
-        for number, fragment in enumerate(self.fragments, 1):
-            if self.position == math.ceil(number * length / len(self.fragments)):
+        for index, fragment in enumerate(self.fragments, 1):
+            if self.position == math.ceil(index * length / len(self.fragments)):
                 self.exchange(fragment)
         self.position %= length
 
     def exchange(self, fragment):
         self.exchanges += 1
-        for place in fragment:
-            self.elements += self.common[place].size
-            mean = np.mean([self.common[place] - own[place] for own in self.own], 0)
-            self.common[place] -= mean / 2
-            for own in self.own:
-                own[place][...] = self.common[place]
+        for index in fragment:
+            self.elements += self.common[index].size
+            mean = np.mean([self.common[index] - local[index] for local in self.own], 0)
+            self.common[index] -= mean / 2
+            for local in self.own:
+                local[index][...] = self.common[index]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_each_fragment_is_exchanged_at_its_own_steps(schedule, count):
     learners.synchronize()
     for fragment in fragments:
         begun = any(
-            np.any(own[place] != expected.common[place])
-            for own in expected.own
-            for place in fragment
+            np.any(local[index] != expected.common[index])
+            for local in expected.own
+            for index in fragment
         )
         if begun:
             expected.exchange(fragment)
@@ -149,10 +149,10 @@ def test_values_that_the_program_sets_hold_for_all_learners(settings):
     model, rate = linear_model(), RATE
     learners = gc.simulation.Learners(model, LEARNERS, "no_compression", local_steps=settings)
     mean = model.get_weights()  # of all learners
-    for number, (x, y) in enumerate(batches()):
-        if number in (3, 6):  # within a round of two steps, and between two
+    for index, (x, y) in enumerate(batches()):
+        if index in (3, 6):  # within a round of two steps, and between two
             rate /= 2
-            mean = [value + number for value in mean]
+            mean = [value + index for value in mean]
             model.set_weights(mean)
             model.optimizer.learning_rate = rate
         learners.train_on_batch(x, y)

@@ -20,16 +20,16 @@ def values(workers, shapes=SHAPES, seed=0):
 
 @pytest.mark.parametrize(("size", "rank"), [(2, 1), (3, 2), (4, 1), (4, None), (5, 3)])
 def test_rounds_agree_with_numpy(size, rank):
-    given, settings = values(size), gc.Gossip("ring", rank=rank, diffusion=1.1)
+    initial, settings = values(size), gc.Gossip("ring", rank=rank, diffusion=1.1)
     oracle = PowerGossip(ring(size), rank, settings.share(size), fresh(size))
-    workers, expected = Workers(settings, given), given
+    workers, expected = Workers(settings, initial), initial
     for _ in range(4):
         workers.rounds(1)
         expected = oracle.round(expected)
-    for own, theirs in zip(workers.values, expected, strict=True):
-        for value, other in zip(own, theirs, strict=True):
+    for local, theirs in zip(workers.values, expected, strict=True):
+        for value, other in zip(local, theirs, strict=True):
             # Products have at most 36 terms, and each basis is the product of the round before.
-            bound = rounding(np.abs(given[0][0]).max(), terms=36, steps=2**4)
+            bound = rounding(np.abs(initial[0][0]).max(), terms=36, steps=2**4)
             np.testing.assert_allclose(value, other, rtol=0, atol=bound)
 
 
@@ -46,8 +46,8 @@ SQUARE, THIN = (100, 100), (64, 9)
     ],
 )
 def test_eight_workers_of_a_ring_agree_as_fast_as_specified(settings, figures):
-    given = values(8, [SQUARE, THIN])
-    workers = Workers(gc.Gossip("ring", **settings), given, graph=True)
+    initial = values(8, [SQUARE, THIN])
+    workers = Workers(gc.Gossip("ring", **settings), initial, graph=True)
     start, means, done = workers.errors, workers.means, 0
     for number, expected in figures.items():
         workers.rounds(number - done)
@@ -55,7 +55,7 @@ def test_eight_workers_of_a_ring_agree_as_fast_as_specified(settings, figures):
         for error, figure in zip(workers.errors / start, expected, strict=False):
             assert figure / 2 < error < 2 * figure
     # Each round adds a sum of two products to a weight; a product has as many terms as the rank.
-    bound = rounding(np.abs(given[0][0]).max(), terms=2 * 4 + 1, steps=done)
+    bound = rounding(np.abs(initial[0][0]).max(), terms=2 * 4 + 1, steps=done)
     for mean, before in zip(workers.means, means, strict=True):
         np.testing.assert_allclose(mean, before, rtol=0, atol=bound)
     assert_factors_are_equal_at_both_ends(workers)
@@ -63,32 +63,32 @@ def test_eight_workers_of_a_ring_agree_as_fast_as_specified(settings, figures):
 
 def assert_factors_are_equal_at_both_ends(workers):
     found = 0
-    for rank, one in enumerate(workers.messages):
-        for edge, partner in enumerate(one.partners):
-            other = workers.messages[partner].partners.index(rank)
+    for rank, message in enumerate(workers.messages):
+        for edge, partner in enumerate(message.partners):
+            second = workers.messages[partner].partners.index(rank)
             for factors in workers.factors.values():
-                np.testing.assert_array_equal(factors[rank][edge], factors[partner][other])
+                np.testing.assert_array_equal(factors[rank][edge], factors[partner][second])
                 found += np.any(factors[rank][edge].numpy()) or not factors[rank].shape[1]
     assert found == 2 * 2 * len(workers.messages)
 
 
 @pytest.mark.parametrize("settings", [{"rank": None}, {"rank": 50}])
 def test_whole_differences_are_averaged_at_once(settings):
-    given = values(2)
-    workers = Workers(gc.Gossip("ring", **settings), given).rounds(1)
-    for place, pair in enumerate(zip(*given, strict=True)):
+    initial = values(2)
+    workers = Workers(gc.Gossip("ring", **settings), initial).rounds(1)
+    for index, pair in enumerate(zip(*initial, strict=True)):
         mean = np.mean(np.float64(pair), 0)
-        for own in workers.values:
+        for value in workers.values:
             bound = rounding(np.abs(pair).max(), terms=2)
-            np.testing.assert_allclose(own[place], mean, rtol=0, atol=bound)
+            np.testing.assert_allclose(value[index], mean, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_equal_weights_stay_equal_and_new_differences_are_found(rank):
-    given = [values(1)[0]] * 3
-    workers = Workers(gc.Gossip("ring", rank=rank), given).rounds(5)
-    for own in workers.values:
-        for value, before in zip(own, given[0], strict=True):
+    initial = [values(1)[0]] * 3
+    workers = Workers(gc.Gossip("ring", rank=rank), initial).rounds(5)
+    for local in workers.values:
+        for value, before in zip(local, initial[0], strict=True):
             np.testing.assert_array_equal(value, before)
     workers.values[1][1][-1, -1].assign(99.0)
     before = workers.errors[1]
@@ -96,18 +96,18 @@ def test_equal_weights_stay_equal_and_new_differences_are_found(rank):
 
 
 def test_a_worker_whose_numbers_overflow_moves_no_neighbour():
-    given = values(4)
-    given[1][1][0, 0] = np.inf
-    workers = Workers(gc.Gossip("ring", rank=1), given).rounds(3)
+    initial = values(4)
+    initial[1][1][0, 0] = np.inf
+    workers = Workers(gc.Gossip("ring", rank=1), initial).rounds(3)
     mean = np.mean([workers.values[i][1].numpy() for i in (0, 2, 3)], 0)
-    expected = np.mean([given[i][1] for i in (0, 2, 3)], 0)
+    expected = np.mean([initial[i][1] for i in (0, 2, 3)], 0)
     bound = rounding(np.abs(mean).max(), terms=3, steps=3)
     np.testing.assert_allclose(mean, expected, rtol=0, atol=bound)
-    assert np.any(workers.values[2][1].numpy() != given[2][1])
-    for own, before in zip(workers.values[1], given[1], strict=True):
-        np.testing.assert_array_equal(own, before)
-    workers.values[1][1].assign(given[0][1])
-    assert workers.rounds(1).values[1][0].numpy()[0, 0, 0, 0] != given[1][0][0, 0, 0, 0]
+    assert np.any(workers.values[2][1].numpy() != initial[2][1])
+    for value, before in zip(workers.values[1], initial[1], strict=True):
+        np.testing.assert_array_equal(value, before)
+    workers.values[1][1].assign(initial[0][1])
+    assert workers.rounds(1).values[1][0].numpy()[0, 0, 0, 0] != initial[1][0][0, 0, 0, 0]
 
 
 def test_a_message_for_resnet_20_is_59_times_smaller_than_its_weights():

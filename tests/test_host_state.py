@@ -43,11 +43,11 @@ def elsewhere(value, shape=SHAPE):
 def exchange(*variables):
     """Adds 1, 2, ... to the variables on the host in place, as the ops do."""
     with state_on_op_device({"residual": variables}) as handles:
-        for number, handle in enumerate(handles["residual"], 1):
+        for index, handle in enumerate(handles["residual"], 1):
             # A symbolic handle has a device only where it was given one.
             assert not handle.device or "CPU:0" in handle.device
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value + number)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value + index)
 
 
 def assert_is(variable, value):
@@ -68,16 +68,16 @@ def test_changes_on_the_host_are_copied_back(graph):
 @pytest.mark.usefixtures("_accelerator")
 def test_several_functions_and_branches_each_have_their_own_copies():
     variable = elsewhere(0.0)
-    one = tf.function(lambda: exchange(variable))
-    other = tf.function(
+    first = tf.function(lambda: exchange(variable))
+    second = tf.function(
         lambda also: tf.cond(also, lambda: (exchange(variable), True)[1], lambda: False)
     )
     for function, args, after in (
-        (one, (), 1.0),
-        (other, (tf.constant(True),), 2.0),
-        (one, (), 3.0),
-        (other, (tf.constant(False),), 3.0),
-        (other, (tf.constant(True),), 4.0),
+        (first, (), 1.0),
+        (second, (tf.constant(True),), 2.0),
+        (first, (), 3.0),
+        (second, (tf.constant(False),), 3.0),
+        (second, (tf.constant(True),), 4.0),
     ):
         function(*args)
         assert_is(variable, after)
@@ -87,10 +87,10 @@ def test_several_functions_and_branches_each_have_their_own_copies():
 def test_two_variables_never_share_a_copy(monkeypatch):
     # Python gives the id of a variable that is gone to another one.
     monkeypatch.setattr(state, "id", lambda _: 0, raising=False)
-    one, other = elsewhere(1.0), elsewhere(10.0)
-    exchange(one, other)
-    assert_is(one, 2.0)
-    assert_is(other, 12.0)
+    first, second = elsewhere(1.0), elsewhere(10.0)
+    exchange(first, second)
+    assert_is(first, 2.0)
+    assert_is(second, 12.0)
 
 
 def memory():
@@ -105,13 +105,13 @@ def test_no_copy_is_left_over(graph):
     elements = 10 * 2**20  # malloc gives 32 MiB and more back at once
     garbage.freeze()  # else each collection would look through what all tests before have left
     before = 0
-    for number in range(24):
+    for index in range(24):
         variable = elsewhere(1.0, (elements,))
         step = tf.function(exchange) if graph else exchange
         step(variable)
         step(variable)
         garbage.collect()  # a function refers to itself
-        if number == 7:  # TensorFlow keeps some buffers of the first ones
+        if index == 7:  # TensorFlow keeps some buffers of the first ones
             before = memory()
     assert memory() - before < 5 * 4 * elements
 

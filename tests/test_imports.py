@@ -93,11 +93,13 @@ def module_file(parts):
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_no_arrow_runs_backwards(source):
-    own = ROOMS.index(room_of(source))
+    local = ROOMS.index(room_of(source))
     for parts in own_modules(source):
         other = room_of(module_file(parts))
         arrow = f"{name_of(source)} -> {'/'.join(parts)}"
-        assert ROOMS.index(other) <= own, f"{arrow} runs backwards: from {ROOMS[own]} to {other}"
+        assert ROOMS.index(other) <= local, (
+            f"{arrow} runs backwards: from {ROOMS[local]} to {other}"
+        )
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)

@@ -71,8 +71,8 @@ def test_it_plans_after_each_epoch_and_logs_and_prints_it(capsys, monkeypatch):
     watch, model = Watch(), build()
     history = fit(model, gc.callbacks.LayerwisePlan(), watch)
     plan = model.optimizer.exchange.hooks.plan_in_force()
-    own = TopK().settings(model.optimizer.exchange.specs)
-    assert watch.settings[:STEPS] == [own] * STEPS
+    defaults = TopK().settings(model.optimizer.exchange.specs)
+    assert watch.settings[:STEPS] == [defaults] * STEPS
     assert len(changes(watch.settings)) == 1
     assert {name: watch.first[name] for name in LOGS} == dict(zip(LOGS, [1, 1, 0], strict=True))
     assert [history[name][-1] for name in LOGS] == list(plan[1:])
@@ -83,16 +83,16 @@ def test_it_plans_after_each_epoch_and_logs_and_prints_it(capsys, monkeypatch):
     for number in (0, 2):  # the kernels
         path = model.optimizer.exchange.specs[number].path
         (row,) = [line for line in output.splitlines() if path in line]
-        assert f"│ {own[number]} │" in " ".join(row.split())
+        assert f"│ {defaults[number]} │" in " ".join(row.split())
         assert row.rstrip("│ ").endswith(f" {plan.settings[number]}")
     assert "bias" not in output
 
 
 def test_it_plans_after_some_steps_also_over_epochs_and_traces_once(monkeypatch):
     traced, proposed = [], []
-    exchange, propose = LGreCo.exchange, LayerPlanner.propose
+    exchange, propose = LGreCo.reduce, LayerPlanner.propose
     monkeypatch.setattr(
-        LGreCo, "exchange", lambda self, inputs: traced.append(1) or exchange(self, inputs)
+        LGreCo, "reduce", lambda self, inputs: traced.append(1) or exchange(self, inputs)
     )
 
     def noting(self, *args):
@@ -122,8 +122,8 @@ def test_batches_that_are_accumulated_are_no_steps():
 def test_it_does_nothing_where_nothing_is_planned(capsys):
     plans = gc.callbacks.LayerwisePlan
     assert not set(LOGS) & set(fit(build("top_k"), plans(), plans(every=1), epochs=1))
-    alone = build(strategy=tf.distribute.get_strategy())
-    assert not set(LOGS) & set(fit(alone, plans(), epochs=1))
+    single = build(strategy=tf.distribute.get_strategy())
+    assert not set(LOGS) & set(fit(single, plans(), epochs=1))
     plain = keras.Sequential([keras.Input((30,)), keras.layers.Dense(40)])
     plain.compile("sgd", "mse")
     assert not set(LOGS) & set(fit(plain, plans(every=2), epochs=1))
@@ -162,5 +162,5 @@ def test_learners_plan_after_each_epoch():
     assert history["payload_bytes"][1] < history["payload_bytes"][0]
     assert learners.exchange.hooks.plan_in_force() == learners.plans[1]
     assert learners.plans[0].settings != TopK().settings(learners.exchange.specs)
-    alone = gc.simulation.Learners(model, 1, LGreCo("top_k"))
-    assert "plan_ratio" not in alone.fit(batches)
+    single = gc.simulation.Learners(model, 1, LGreCo("top_k"))
+    assert "plan_ratio" not in single.fit(batches)

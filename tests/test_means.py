@@ -20,19 +20,19 @@ def test_sums_and_means_cover_all_replicas_in_their_dtypes():
     def own(context):
         return {name: pair[context.replica_id_in_sync_group] for name, pair in values.items()}
 
-    of_each = {
+    values_by_dtype = {
         name: strategy.experimental_distribute_values_from_function(
             lambda context, name=name: tf.constant(own(context)[name])
         )
         for name in values
     }
-    means = means_over_replicas(strategy, of_each)
+    means = means_over_replicas(strategy, values_by_dtype)
     assert {name: mean.numpy().tolist() for name, mean in means.items()} == {
         "float": 1.75,
         "whole": [2.5],
         "flag": 0.5,
     }
-    sums = sums_over_replicas(strategy, [of_each["float"], of_each["whole"]])
+    sums = sums_over_replicas(strategy, [values_by_dtype["float"], values_by_dtype["whole"]])
     assert [(s.numpy().tolist(), s.dtype) for s in sums] == [(3.5, tf.float32), ([5], tf.int32)]
 
 

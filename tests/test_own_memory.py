@@ -176,10 +176,10 @@ def test_gradients_go_through_a_py_function():
         tape.watch(x)
         y = tf.py_function(lambda x: x**3, [x], tf.float32)
     np.testing.assert_array_equal(tape.gradient(y, x), [3, 12])
-    of_graph = tf.function(
+    in_graph = tf.function(
         lambda x: tf.gradients(tf.py_function(lambda x: x**3, [x], tf.float32), x)
     )
-    np.testing.assert_array_equal(of_graph(x), [[3, 12]])
+    np.testing.assert_array_equal(in_graph(x), [[3, 12]])
 
 
 def test_a_program_without_our_strategy_is_left_alone(monkeypatch):

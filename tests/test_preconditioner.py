@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.keras.common.precondition import preconditioner_for
@@ -71,8 +71,8 @@ class Job:
         inner = {}
         self.optimizer.inner_optimizer.save_own_variables(inner)
         other.optimizer.inner_optimizer.load_own_variables(inner)
-        for own, value in zip(other.variables, self.variables, strict=True):
-            own.assign(value.numpy())
+        for variable, value in zip(other.variables, self.variables, strict=True):
+            variable.assign(value.numpy())
         return other
 
 
@@ -89,9 +89,9 @@ def test_momentum_steps_equal_keras_where_the_second_moment_is_constant(class_, 
         with momentum_only(momentum, stepped, [False] * len(stepped)):
             momentum.apply([tf.fill(size.shape, sign) for size in sizes], stepped)
     assert type(momentum) is class_
-    for one, other in zip(plain, stepped, strict=True):
-        largest = np.abs(one.numpy()).max()  # of the weights: also steps of Lamb are no longer
-        assert_close(one, other, of_adam(), steps=len(SIGNS), scale=largest)
+    for first, second in zip(plain, stepped, strict=True):
+        largest = np.abs(first.numpy()).max()  # of the weights: also steps of Lamb are no longer
+        assert_close(first, second, adam_bound(), steps=len(SIGNS), scale=largest)
 
 
 @pytest.mark.parametrize("class_", STEPS, ids=lambda class_: class_.__name__)
@@ -105,8 +105,8 @@ def test_a_delayed_gradient_goes_past_the_momentum(class_):
             gradients = [tf.constant(gradient) for gradient in gradients_at(step, 1)[0]]
             with momentum_only(optimizer, variables, [optimizer is delayed] * 2):
                 optimizer.apply(gradients, variables)
-    for one, other in zip(weights[delayed], weights[without], strict=True):
-        assert_close(one, other, terms=20, steps=3)
+    for weight, other_weight in zip(weights[delayed], weights[without], strict=True):
+        assert_close(weight, other_weight, terms=20, steps=3)
     momentums = keras_private.slots(delayed, "momentums", weights[delayed])
     assert not any(momentum.numpy().any() for momentum in momentums)
 
@@ -187,11 +187,11 @@ def test_divided_gradients_are_sent_or_kept(amsgrad, compressor):
     job.train(0, 4)
     total, moments, largest = 0, [0.0, 0.0], [0.0, 0.0]
     for step in range(4):
-        for replica, of_one in enumerate(gradients_at(step, 2)):
-            moments[replica] = 0.5 * moments[replica] + 0.5 * of_one[0] ** 2
+        for replica, replica_gradients in enumerate(gradients_at(step, 2)):
+            moments[replica] = 0.5 * moments[replica] + 0.5 * replica_gradients[0] ** 2
             largest[replica] = np.maximum(largest[replica], moments[replica])
             divisor = (largest if amsgrad else moments)[replica] / (1 - 0.5 ** (step + 1))
-            total = total + of_one[0] / np.sqrt(2 * divisor)
+            total = total + replica_gradients[0] / np.sqrt(2 * divisor)
     kept = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
     applied = start - job.variables[0].numpy()
     # Every quotient is at most the root of the number of steps, and there are two in each step.
@@ -201,8 +201,8 @@ def test_divided_gradients_are_sent_or_kept(amsgrad, compressor):
 def test_clips_each_replica_before_it_divides():
     job = Job(inner=keras.optimizers.serialize(keras.optimizers.Adam(0.1, clipvalue=0.01)))
     job.train(0, 3)
-    for of_each in job.moments():
-        assert max(moment.max() for moment in of_each) <= 0.01**2
+    for moments in job.moments():
+        assert max(moment.max() for moment in moments) <= 0.01**2
     # The divided values, in contrast, are about 1.
     assert np.abs(job.variables[0].numpy() - new_variables()[0].numpy()).max() > 0.1
 
@@ -212,12 +212,19 @@ def test_accumulated_gradients_are_divided_once_for_each_update():
     accumulating = Job(inner=keras.optimizers.serialize(adam), graph=True)
     at_once = Job()
     for step in range(3):
-        gradients = [[np.round(8 * g) / 8 for g in of_one] for of_one in gradients_at(step, 2)]
-        accumulating.step([[0.5 * gradient for gradient in of_one] for of_one in gradients])
-        accumulating.step([[1.5 * gradient for gradient in of_one] for of_one in gradients])
+        gradients = [
+            [np.round(8 * g) / 8 for g in replica_gradients]
+            for replica_gradients in gradients_at(step, 2)
+        ]
+        accumulating.step(
+            [[0.5 * gradient for gradient in replica_gradients] for replica_gradients in gradients]
+        )
+        accumulating.step(
+            [[1.5 * gradient for gradient in replica_gradients] for replica_gradients in gradients]
+        )
         at_once.step(gradients)
-    for one, other in zip(accumulating.variables, at_once.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for variable, other_variable in zip(accumulating.variables, at_once.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other_variable.numpy())
 
 
 def test_scaled_gradients_are_divided_in_their_own_units():
@@ -225,10 +232,12 @@ def test_scaled_gradients_are_divided_in_their_own_units():
     inside, plain = Job(inner=keras.optimizers.serialize(scaled), graph=True), Job()
     for step in range(3):
         gradients = gradients_at(step, 2)
-        inside.step([[64 * gradient for gradient in of_one] for of_one in gradients])
+        inside.step(
+            [[64 * gradient for gradient in replica_gradients] for replica_gradients in gradients]
+        )
         plain.step(gradients)
-    for one, other in zip(inside.variables, plain.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for variable, other_variable in zip(inside.variables, plain.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other_variable.numpy())
 
 
 @pytest.mark.parametrize(("compressor", "terms"), [("scalecom", 0), ("adacomp", 6)])
@@ -245,8 +254,8 @@ def test_a_replica_with_a_bad_gradient_keeps_its_second_moment(compressor, terms
         assert_close(after[1], old[1], terms, scale=most)
         assert (after[1] <= old[1]).all()
     for after, old, gradient in zip(job.moments(), before, gradients[0], strict=True):
-        made = 0.999 * old[0] + 0.001 * gradient**2
-        assert_close(after[0], made, of_adam())
+        created = 0.999 * old[0] + 0.001 * gradient**2
+        assert_close(after[0], created, adam_bound())
     assert job.optimizer.exchange.skipped_steps.numpy() == 1
 
 
@@ -260,17 +269,17 @@ def test_a_job_resumes_with_the_sum_of_second_moments(replicas):
 
 def test_one_replica_gets_the_second_moments_back_and_many_take_them_over():
     job = Job().train(0, 3)
-    alone = job.resumed(1).train(3, 1)
-    given = gradients_at(3, 1)[0][0] + late_gradient(job)
-    expected = 0.999 * sum(job.moments()[0]) + 0.001 * given**2
-    assert_close(alone.slots()[0], expected, of_adam(), steps=3)
-    assert not any(np.any(r.numpy()) for r in alone.optimizer.exchange.residuals)
-    many = alone.resumed(2)
+    single = job.resumed(1).train(3, 1)
+    step_gradients = gradients_at(3, 1)[0][0] + late_gradient(job)
+    expected = 0.999 * sum(job.moments()[0]) + 0.001 * step_gradients**2
+    assert_close(single.slots()[0], expected, adam_bound(), steps=3)
+    assert not any(np.any(r.numpy()) for r in single.optimizer.exchange.residuals)
+    many = single.resumed(2)
     slot = many.slots()[0]
     many.train(4, 1)
-    for replica, of_one in enumerate(gradients_at(4, 2)):
-        expected = 0.999 * slot / 2 + 0.001 * of_one[0] ** 2
-        assert_close(many.moments()[0][replica], expected, of_adam())
+    for replica, replica_gradients in enumerate(gradients_at(4, 2)):
+        expected = 0.999 * slot / 2 + 0.001 * replica_gradients[0] ** 2
+        assert_close(many.moments()[0][replica], expected, adam_bound())
 
 
 def late_gradient(job):
@@ -281,14 +290,14 @@ def late_gradient(job):
 
 def test_residuals_and_momentum_are_not_divided_for_one_replica():
     job = Job().train(0, 3)
-    alone = job.resumed(1)
-    adam = alone.optimizer.inner_optimizer
-    (momentum, _) = keras_private.slots(adam, "momentums", alone.variables)
+    single = job.resumed(1)
+    adam = single.optimizer.inner_optimizer
+    (momentum, _) = keras_private.slots(adam, "momentums", single.variables)
     root = np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7
     before = momentum.numpy() * root
-    alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
+    single.step([[np.zeros(shape, "float32") for shape in SHAPES]])
     given = (momentum.numpy() - 0.9 * before) / 0.1
-    assert_close(given, late_gradient(job), of_adam())
+    assert_close(given, late_gradient(job), adam_bound())
 
 
 @pytest.mark.parametrize(
@@ -314,13 +323,13 @@ def test_amsgrads_largest_second_moments_are_handed_over_and_given_back():
     names = [SECOND_MOMENT, LARGEST]
     sums = [sum(copies(job.strategy, job.optimizer.exchange.state[name][0])) for name in names]
     assert (sums[1] > sums[0]).any()
-    alone = job.resumed(1, inner=inner)
-    alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
+    single = job.resumed(1, inner=inner)
+    single.step([[np.zeros(shape, "float32") for shape in SHAPES]])
     residual = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
     given = residual * np.sqrt(sums[1] / (1 - 0.5**3))
     moment = 0.5 * sums[0] + 0.5 * given**2
-    hats = keras_private.slots(alone.optimizer.inner_optimizer, "velocity_hats", alone.variables)
-    assert_close(alone.slots()[0], moment, terms=20)
+    hats = keras_private.slots(single.optimizer.inner_optimizer, "velocity_hats", single.variables)
+    assert_close(single.slots()[0], moment, terms=20)
     assert_close(hats[0], np.maximum(sums[1], moment), terms=20)
 
 
@@ -352,21 +361,21 @@ def test_slices_of_a_row_are_squared_one_by_one_as_keras_does(class_, compressor
         table = keras.Variable(np.zeros((50, 4), "float32"), name="embeddings")
         optimizer = gc.CompressedOptimizer(class_(0.1, **inner), compressor, precondition="local")
         optimizer.build([table])
-    alone, plain = keras.Variable(np.zeros((50, 4), "float32")), class_(0.1, **inner)
-    plain.build([alone])
+    single, plain = keras.Variable(np.zeros((50, 4), "float32")), class_(0.1, **inner)
+    plain.build([single])
 
     def slices(values, indices):
         return tf.IndexedSlices(values, indices, tf.constant([50, 4], tf.int64))
 
     step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [table]), graph=True)
-    for number in range(3):
-        generator = np.random.default_rng(number)
+    for index in range(3):
+        generator = np.random.default_rng(index)
         indices = np.arange(100, dtype=np.int64) // 2  # each row twice
         values = generator.normal(size=(100, 4)).astype("float32")
         step([[values, indices]] * 2)
-        plain.apply([slices(np.concatenate([values] * 2), np.concatenate([indices] * 2))], [alone])
+        plain.apply([slices(np.concatenate([values] * 2), np.concatenate([indices] * 2))], [single])
     for copy in copies(strategy, table):
-        assert_close(copy, alone, of_adam(0.9), steps=3)
+        assert_close(copy, single, adam_bound(0.9), steps=3)
 
 
 @pytest.mark.parametrize(
@@ -388,15 +397,15 @@ def test_a_large_epsilon_shortens_steps_as_in_keras(class_, settings):
             class_(0.1, **inner), "adacomp(bin_sizes=None)", precondition="local"
         )
         optimizer.build([variable])
-    alone, plain = keras.Variable(np.zeros(6, "float32")), class_(0.1 * root, **inner)
-    plain.build([alone])
+    single, plain = keras.Variable(np.zeros(6, "float32")), class_(0.1 * root, **inner)
+    plain.build([single])
     step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
-    for number in range(4):
-        gradient = 0.01 * np.random.default_rng(number).normal(size=6).astype("float32")
+    for index in range(4):
+        gradient = 0.01 * np.random.default_rng(index).normal(size=6).astype("float32")
         step([[gradient]] * 2)
-        plain.apply([tf.constant(root * gradient, tf.float32)], [alone])
+        plain.apply([tf.constant(root * gradient, tf.float32)], [single])
     for copy in copies(strategy, variable):
-        assert_close(copy, alone, of_adam(0.9), steps=4)
+        assert_close(copy, single, adam_bound(0.9), steps=4)
 
 
 def test_a_small_epsilon_leaves_small_gradients_as_large_as_others():
@@ -412,7 +421,7 @@ def test_a_small_epsilon_leaves_small_gradients_as_large_as_others():
     gradient = np.array([1e-6, 1.0], "float32")
     step([[gradient]] * 2)
     expected = -0.1 * 2 * gradient / (np.sqrt(2) * gradient + 1e-7)
-    assert_close(copies(strategy, variable)[0], expected, of_adam())
+    assert_close(copies(strategy, variable)[0], expected, adam_bound())
 
 
 def test_sparse_gradients_go_through_all_of_adam():
@@ -432,4 +441,4 @@ def test_sparse_gradients_go_through_all_of_adam():
     assert np.count_nonzero(slot.numpy()) == 8
     expected = np.zeros((50, 4))
     expected[[3, 5]] = -0.001
-    assert_close(table, expected, of_adam())
+    assert_close(table, expected, adam_bound())

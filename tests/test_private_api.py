@@ -152,9 +152,9 @@ def test_undistributed_and_shared_by_workers():
         if policy:
             options.experimental_distribute.auto_shard_policy = policy
         strategy = mirrored(2)
-        made = strategy.experimental_distribute_dataset(dataset.batch(2).with_options(options))
-        assert tf_private.undistributed(made).element_spec.shape.rank == 1
-        shared = tf_private.shared_by_workers(made)
+        created = strategy.experimental_distribute_dataset(dataset.batch(2).with_options(options))
+        assert tf_private.undistributed(created).element_spec.shape.rank == 1
+        shared = tf_private.shared_by_workers(created)
         return shared and [np.array(item).tolist() for item in shared.as_numpy_iterator()]
 
     policies = tf.data.experimental.AutoShardPolicy
@@ -240,8 +240,8 @@ def test_anonymous_name():
         tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=tf_private.anonymous_name())
         for _ in range(2)
     ]
-    for number, handle in enumerate(handles):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=number)
+    for index, handle in enumerate(handles):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=index)
     values = [tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.int32).numpy() for h in handles]
     assert values == [0, 1]
 
@@ -621,7 +621,7 @@ def test_fit(monkeypatch):
     for name in ("compare_settings", "compare_first_step"):
         note = lambda model, n=name: callback.events.append(n)  # noqa: E731
         monkeypatch.setattr(fit_module.equality, name, note)
-    monkeypatch.setattr(fit_module, "tell_if_nothing_is_saved", events.append)
+    monkeypatch.setattr(fit_module, "warn_if_nothing_is_saved", events.append)
     model, x = wrapped_model(), np.zeros((2, 1))
     data = {"validation_data": (x, x), "batch_size": 1, "verbose": 2}
     history = model.fit(x, x, callbacks=[callback], **data)
@@ -655,12 +655,12 @@ def test_initial_place(tmp_path):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = {"x": np.zeros((1, 1)), "y": np.zeros((1, 1)), "verbose": 0}
-    assert keras_private.initial_place(model, 1) == (0, 0)
+    assert keras_private.initial_position(model, 1) == (0, 0)
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=2, callbacks=[backup])
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=3, callbacks=[backup])
-    assert keras_private.initial_place(model, 1) == (2, 0)
+    assert keras_private.initial_position(model, 1) == (2, 0)
 
 
 def small_model():
@@ -723,7 +723,7 @@ def test_backing_up(tmp_path):
         model.fit(x, x, epochs=2, verbose=0, callbacks=[callback])
     (saved,) = seen  # of the second epoch only
     assert Path(saved.weights).name == "latest.weights.h5"
-    assert Path(saved.former_place).name == "training_metadata.json.bkp"
+    assert Path(saved.former_progress).name == "training_metadata.json.bkp"
     assert saved.trained == {"epoch": 2, "batch": 0}
     other = small_model()
     keras_private.load_hdf5(other, tmp_path / "own")
@@ -767,8 +767,8 @@ def test_save_model(tmp_path, monkeypatch):
 
 def test_announce_withdraw_and_all_come(workers):
     for worker in workers:
-        told, come, nothing = worker["announced"].values()
-        assert (told, come, nothing) == (["by 0", "by 1"], [True, False, True], [None, None])
+        logged, come, nothing = worker["announced"].values()
+        assert (logged, come, nothing) == (["by 0", "by 1"], [True, False, True], [None, None])
 
 
 def test_on_collectives(workers):
@@ -964,5 +964,5 @@ def is_private_of_others(node):
     if not node.attr.startswith("_") or node.attr.startswith("__"):
         return False
     owner = ast.unparse(node.value)
-    of_own_class = owner in ("self", "cls") or owner.startswith("super(")
-    return not of_own_class and node.attr != "_asdict"  # part of a named tuple's interface
+    is_own_class = owner in ("self", "cls") or owner.startswith("super(")
+    return not is_own_class and node.attr != "_asdict"  # part of a named tuple's interface

@@ -17,14 +17,14 @@ COVERED = {
 WITH_WORKERS = ("tests/cli", "tests/distributed", "tests/horovod")
 
 
-class Collected:
+class CollectedVectors:
     def pytest_collection_finish(self, session):
         self.items = session.items
 
 
 @pytest.fixture(scope="module")
 def quick_tests(pytestconfig):
-    collected = Collected()
+    collected = CollectedVectors()
     folders = [str(pytestconfig.rootpath / folder) for folder in WITH_WORKERS]
     options = ["--collect-only", "-qq", "-m", "quick", "-p", "no:xdist"]
     assert pytest.main([*options, *folders], plugins=[collected]) == os.EX_OK

@@ -95,13 +95,13 @@ def test_a_worker_that_came_late_is_reported_to_have_come(log, monkeypatch, work
     ],
 )
 def test_a_missing_worker_is_reported_with_its_state(log, monkeypatch, address, error, text):
-    own, closed = free_addresses(2)
+    local, closed = free_addresses(2)
     address = address or closed
     monkeypatch.setattr(rendezvous, "_FIRST_REPORT", 0.5)
     if error:
         monkeypatch.setattr(socket, "create_connection", mock.Mock(side_effect=error))
     with pytest.raises(TimeoutError) as ended:
-        wait_for_workers(task([own, address], 0), 1)
+        wait_for_workers(task([local, address], 0), 1)
     (line,) = log()
     for message in (line, str(ended.value)):
         assert f"Worker 1 ({address}) has not started: {text}" in message

@@ -105,7 +105,7 @@ def test_a_variable_without_effect_is_reported(monkeypatch, caplog, wrapped):
 
 
 def test_it_is_what_a_simulation_compares_by_default(monkeypatch):
-    (option,) = (one for one in simulate.params if one.name == "compressor")
+    (option,) = (param for param in simulate.params if param.name == "compressor")
     assert option.default() == ["no_compression", "adacomp"]
     monkeypatch.setenv(COMPRESSOR, "qsgd")
     assert option.default() == ["no_compression", "qsgd"]

@@ -29,7 +29,9 @@ def test_union_density_is_the_share_that_is_not_zero():
 @pytest.mark.parametrize("learners", [2, 5])
 def test_cosine_distance_is_the_mean_over_pairs(learners):
     residuals = tensors(*range(learners))
-    flat = [np.concatenate([np.ravel(t) for t in of_one]) for of_one in residuals]
+    flat = [
+        np.concatenate([np.ravel(t) for t in replica_residuals]) for replica_residuals in residuals
+    ]
     cosines = [
         a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in itertools.combinations(flat, 2)
     ]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam, rounding, training
+from tests.bounds import adam_bound, assert_close, rounding, training
 
 BATCH = 64
 INPUTS, HIDDEN, CLASSES = 64, 100, 10
@@ -47,9 +47,9 @@ def exact_model(optimizer):
     return model
 
 
-def of_adams_steps(steps, rate=0.001):
+def adam_steps_bound(steps, rate=0.001):
     """Returns how far exact gradients move weights apart, which are below 1."""
-    return rounding(1, terms=2, steps=steps) + rounding(rate, of_adam(), steps)
+    return rounding(1, terms=2, steps=steps) + rounding(rate, adam_bound(), steps)
 
 
 def batches(digits):
@@ -61,9 +61,9 @@ def one_batch(digits):
     return batches(digits).take(1)
 
 
-def assert_trained_alike(model, other, bound):
-    for one, like in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(one, like, rtol=0, atol=bound)
+def assert_trained_alike(model, second, bound):
+    for weight, like in zip(model.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, like, rtol=0, atol=bound)
 
 
 def assert_same_first_loss(history, other):
@@ -72,11 +72,11 @@ def assert_same_first_loss(history, other):
 
 @pytest.mark.parametrize("learners", [1, 2, 16])
 def test_learners_without_compression_share_a_batch_as_keras_takes_it(digits, learners):
-    alone, shared = new_model(), new_model()
-    expected = alone.fit(one_batch(digits), epochs=STEPS, verbose=0).history
+    single, shared = new_model(), new_model()
+    expected = single.fit(one_batch(digits), epochs=STEPS, verbose=0).history
     simulated = gc.simulation.Learners(shared, learners, "no_compression")
     assert_same_first_loss(simulated.fit(one_batch(digits), epochs=STEPS), expected)
-    assert_trained_alike(shared, alone, training(0.1, TERMS, STEPS))
+    assert_trained_alike(shared, single, training(0.1, TERMS, STEPS))
 
 
 def test_compressed_training_learns_and_counts(digits):
@@ -120,21 +120,23 @@ def test_steps_of_a_graph_do_the_same(digits):
         learners = gc.simulation.Learners(model, 2, compressor, graph=graph)
         return learners.fit(batches(digits).take(6), epochs=2), model
 
-    (expected, model), (history, of_graph) = run(graph=False), run(graph=True)
+    (expected, model), (history, traced_model) = run(graph=False), run(graph=True)
     for name in ("payload_bytes", "sent_bytes", "dense_bytes", "skipped_steps"):
         assert history[name] == expected[name]
     # Both orders of the operations of Adam, and of the sums of squares, are right.
-    assert_close(history["residual_norm"], expected["residual_norm"], INPUTS * CLASSES + of_adam())
-    assert_trained_alike(of_graph, model, of_adams_steps(12))
+    assert_close(
+        history["residual_norm"], expected["residual_norm"], INPUTS * CLASSES + adam_bound()
+    )
+    assert_trained_alike(traced_model, model, adam_steps_bound(12))
 
 
 def test_one_learner_trains_and_reports_as_a_job_of_one_worker(digits):
-    alone, simulated = (new_model(keras.optimizers.Adam(0.01, epsilon=0.1)) for _ in range(2))
-    expected = alone.fit(one_batch(digits), epochs=STEPS, verbose=0).history
+    single, simulated = (new_model(keras.optimizers.Adam(0.01, epsilon=0.1)) for _ in range(2))
+    expected = single.fit(one_batch(digits), epochs=STEPS, verbose=0).history
     history = gc.simulation.Learners(simulated, 1, "adacomp").fit(one_batch(digits), epochs=STEPS)
     assert_same_first_loss(history, expected)
-    bound = training(0.01 / 0.1, TERMS, STEPS) + of_adams_steps(STEPS, rate=0.01)
-    assert_trained_alike(simulated, alone, bound)
+    bound = training(0.01 / 0.1, TERMS, STEPS) + adam_steps_bound(STEPS, rate=0.01)
+    assert_trained_alike(simulated, single, bound)
     nothing = ("payload_bytes", "sent_bytes", "skipped_steps", "residual_norm")
     assert [history[name] for name in nothing] == [[0] * STEPS] * 4
     assert np.isnan(history["compression_ratio"][0])
@@ -161,10 +163,10 @@ def test_weights_are_their_averages_in_the_end(digits):
     def optimizer():
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
 
-    alone, simulated = new_model(optimizer()), new_model(optimizer())
-    alone.fit(batches(digits).take(STEPS), shuffle=False, verbose=0)
+    single, simulated = new_model(optimizer()), new_model(optimizer())
+    single.fit(batches(digits).take(STEPS), shuffle=False, verbose=0)
     gc.simulation.Learners(simulated, 2, "no_compression").fit(batches(digits).take(STEPS))
-    assert_trained_alike(simulated, alone, training(0.1, TERMS, STEPS))
+    assert_trained_alike(simulated, single, training(0.1, TERMS, STEPS))
 
 
 OF_ADAM = [
@@ -185,7 +187,7 @@ def test_a_second_fit_continues_like_a_single_fit(digits, optimizer, compressor)
     learners = gc.simulation.Learners(in_turn, 2, **arguments)
     for _ in range(2):
         learners.fit(data)
-    assert_trained_alike(in_turn, at_once, of_adams_steps(2 * STEPS))
+    assert_trained_alike(in_turn, at_once, adam_steps_bound(2 * STEPS))
 
 
 def longest_moves(train, model, digits, steps):
@@ -281,7 +283,9 @@ def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
             of_one.assign(tf.ones_like(of_one))
 
     def waiting():
-        return [sum(r.numpy() for r in of_one) for of_one in zip(*learners.residuals, strict=True)]
+        return [
+            sum(r.numpy() for r in residuals) for residuals in zip(*learners.residuals, strict=True)
+        ]
 
     for x, y in data[:2]:
         learners.train_on_batch(x, y)
@@ -289,7 +293,7 @@ def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
     learners.train_on_batch(*data[2])
     for learner in range(2):
         kept = learners.exchange.replica(learner).state().values()
-        assert not any(np.any(variable) for of_all in kept for variable in of_all)
+        assert not any(np.any(variable) for variables in kept for variable in variables)
         assert norms[learner] is None or not np.any(norms[learner])
     learners.train_on_batch(*data[3])
     starts = [w - rate * rest for w, rest in zip(before, waits, strict=True)]
@@ -324,13 +328,13 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(digits):
 
 
 def test_nested_inputs_and_tables_of_embeddings():
-    words, numbers = (
+    words, values = (
         keras.Input((3,), dtype="int32", name="words"),
         keras.Input((2,), name="numbers"),
     )
     embedded = keras.layers.Flatten()(keras.layers.Embedding(20, 4)(words))
-    joined = keras.layers.Concatenate()([embedded, numbers])
-    model = keras.Model({"words": words, "numbers": numbers}, keras.layers.Dense(1)(joined))
+    joined = keras.layers.Concatenate()([embedded, values])
+    model = keras.Model({"words": words, "numbers": values}, keras.layers.Dense(1)(joined))
     model.compile("sgd", "mse")
     x = {"words": np.ones((8, 3), "int32"), "numbers": np.ones((8, 2), "float32")}
     report = gc.simulation.Learners(model, 4).train_on_batch(x, np.ones((8, 1), "float32"))
@@ -378,8 +382,8 @@ def test_validation_data_may_have_weights_of_samples(digits):
     model = new_model(keras.optimizers.SGD(0.0))
     for data in ((x, y), [x, y], (x, y, weights)):
         history = gc.simulation.Learners(model, 2).fit([(x, y)], validation_data=data)
-        of_samples = data[2] if len(data) > 2 else None
-        expected = model.evaluate(x, y, sample_weight=of_samples, verbose=0)
+        sample_weights = data[2] if len(data) > 2 else None
+        expected = model.evaluate(x, y, sample_weight=sample_weights, verbose=0)
         assert history["val_loss"] == [pytest.approx(expected, rel=rounding(1, terms=64))]
     with pytest.raises(ValueError, match="received 4 parts"):
         gc.simulation.Learners(model, 2).fit([(x, y)], validation_data=(x, y, weights, 3))
@@ -571,11 +575,11 @@ def test_tables_of_positions_and_of_words_train_as_in_one_process(graph):
         )
         model.compile(keras.optimizers.Adam(0.1, epsilon=0.5), "mse")
         models.append(model)
-    alone, shared = models
-    alone.fit(words, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    single, shared = models
+    single.fit(words, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
     learners = gc.simulation.Learners(shared, 4, "no_compression", graph=graph)
     learners.fit([(words[:8], y[:8]), (words[8:], y[8:])], epochs=3)
     # Sums are over 8 rows, 3 words and 12 inputs, of gradients below 100.
     bound = training(gain=0.1 / 0.5, terms=8 + 3 + 12, steps=6, gradients=100)
-    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+    for expected, actual in zip(single.get_weights(), shared.get_weights(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)

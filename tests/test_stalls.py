@@ -35,19 +35,19 @@ class Workers:
         self.progress = [Progress() for _ in addresses]
         self.seconds = 0
         self.dogs = [
-            Watchdog(progress, number, self.names, 30, self.store, lambda: self.seconds)
-            for number, progress in enumerate(self.progress)
+            Watchdog(progress, index, self.names, 30, self.store, lambda: self.seconds)
+            for index, progress in enumerate(self.progress)
         ]
 
-    def turn(self, *numbers):
-        for number in numbers:
-            self.progress[number].count_event([])
+    def turn(self, *values):
+        for index in values:
+            self.progress[index].count_event([])
 
     def look(self, times, paused=()):
         for _ in range(times):
             self.seconds += 3
-            for number, dog in enumerate(self.dogs):
-                if number not in paused:
+            for index, dog in enumerate(self.dogs):
+                if index not in paused:
                     dog.look()
 
 

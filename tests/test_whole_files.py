@@ -22,8 +22,8 @@ class Stages:
 
     def __init__(self, monkeypatch):
         self.left = None
-        of_os = [(os, name) for name in ("link", "remove", "rename", "replace", "unlink")]
-        for owner, name in [*of_os, (shutil, "rmtree")]:
+        os_calls = [(os, name) for name in ("link", "remove", "rename", "replace", "unlink")]
+        for owner, name in [*os_calls, (shutil, "rmtree")]:
             monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
 
     def counted(self, original):

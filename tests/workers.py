@@ -164,7 +164,7 @@ class Job:
             source, program = program, home / "program.py"
             program.write_text(textwrap.dedent(source))
         self._reports = [home / f"worker{index}" for index in range(n)]
-        own_env = per_worker_env or [{}] * n
+        worker_variables = per_worker_env or [{}] * n
         self._job = LocalJob(
             [*PYTHON, str(program), *map(str, args)],
             n,
@@ -178,7 +178,9 @@ class Job:
             },
             worker_env=[
                 {"RESULT_PATH": str(report), "PRELOADED": server(index % _SERVERS), **extra}
-                for index, (report, extra) in enumerate(zip(self._reports, own_env, strict=True))
+                for index, (report, extra) in enumerate(
+                    zip(self._reports, worker_variables, strict=True)
+                )
             ],
             on_line=self._note_line,
             grace=grace,
@@ -269,8 +271,8 @@ class Job:
 
 def start_servers() -> None:
     """Starts all servers, for this process and for those that it starts."""
-    for number in range(_SERVERS):
-        server(number)
+    for step in range(_SERVERS):
+        server(step)
 
 
 @functools.cache

@@ -99,11 +99,11 @@ def worker_path(
     Returns:
         This worker's path; `path` itself for the chief, and if there is only one worker.
     """
-    own = path_of(this_worker(strategy), path)
-    folder = os.path.dirname(own)
+    local_path = path_of(this_worker(strategy), path)
+    folder = os.path.dirname(local_path)
     if folder:
         tf.io.gfile.makedirs(folder)  # even if it is a URL
-    return own
+    return local_path
 
 
 def path_of(worker: Worker | None, path: str | os.PathLike[str]) -> str:

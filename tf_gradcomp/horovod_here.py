@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_OWN_SIZE = "HOROVOD_SIZE"  # set by Horovod's launcher, which starts nothing else
-_LAUNCHERS_SIZES = (_OWN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_HOROVOD_SIZE = "HOROVOD_SIZE"  # set by Horovod's launcher, which starts nothing else
+_LAUNCHERS_SIZES = (_HOROVOD_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _ELASTIC = "HOROVOD_ELASTIC"
 HOW_TO_BUILD = (
     "Horovod cannot be imported here: %s. Build Horovod for the installed TensorFlow: "
@@ -53,10 +53,10 @@ def size() -> tuple[str, int]:
     hvd = in_use()
     if hvd is not None:
         return hvd.__name__, hvd.size()
-    return _launchers_size(_LAUNCHERS_SIZES if "horovod" in sys.modules else (_OWN_SIZE,))
+    return _launchers_size(_LAUNCHERS_SIZES if "horovod" in sys.modules else (_HOROVOD_SIZE,))
 
 
-def unseen() -> tuple[str, int]:
+def mpirun_world_size_mismatch() -> tuple[str, int]:
     """Returns the number of processes that `mpirun` started unknown to Horovod, and its source.
 
     Without MPI built in, it takes each of them for the only one.

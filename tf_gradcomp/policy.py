@@ -130,12 +130,12 @@ class LayerPolicy:
         known = self._paths()
         if known & {*paths}:
             return self
-        for of_policy, of_own in ((_layers, str), (str, _layers), (_layers, _layers)):
-            own = _unique(of_own, paths)
+        for policy_key, local_key in ((_layers, str), (str, _layers), (_layers, _layers)):
+            paths_by_layers = _unique(local_key, paths)
             names = {
-                path: own[layers]
-                for layers, path in _unique(of_policy, sorted(known)).items()
-                if layers in own
+                path: paths_by_layers[layers]
+                for layers, path in _unique(policy_key, sorted(known)).items()
+                if layers in paths_by_layers
             }
             if names:
                 return LayerPolicy(
@@ -183,7 +183,7 @@ def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, st
     found: dict[str, list[str]] = {}
     for path in paths:
         found.setdefault(shorten(path), []).append(path)
-    return {left: alike[0] for left, alike in found.items() if left and len(alike) == 1}
+    return {key: alike[0] for key, alike in found.items() if key and len(alike) == 1}
 
 
 def checked_policy(policy: LayerPolicy | None) -> LayerPolicy:

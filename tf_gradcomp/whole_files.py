@@ -52,9 +52,9 @@ def temporary_folder(path: str) -> Iterator[str]:
     to, name = os.path.split(path)
     worker = this_worker()
     prefix = f".{name}.{worker.name if worker else 'new'}."
-    for left in os.scandir(to or "."):
-        if left.name.startswith(prefix) and _RANDOM.fullmatch(left.name, len(prefix)):
-            shutil.rmtree(left.path, ignore_errors=True)  # does not follow links
+    for leftover in os.scandir(to or "."):
+        if leftover.name.startswith(prefix) and _RANDOM.fullmatch(leftover.name, len(prefix)):
+            shutil.rmtree(leftover.path, ignore_errors=True)  # does not follow links
     folder = tempfile.mkdtemp(prefix=prefix, dir=to or ".")
     try:
         yield folder

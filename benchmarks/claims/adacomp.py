@@ -91,12 +91,12 @@ def _bins(results: Results) -> Outcome:
 def _learners(results: Results) -> Outcome:
     worst = max(mean_behind(results, f"{count} learners") for count in LEARNERS)
     ratios = [ratio(results, f"{count} learners") for count in LEARNERS]
-    steady = all(more >= 0.98 * fewer for fewer, more in itertools.pairwise(ratios))
+    steady = all(larger >= 0.98 * smaller for smaller, larger in itertools.pairwise(ratios))
     rises = steady and ratios[-1] >= ratios[0]
     return Outcome(
         all_hold(within(worst), rises),
         f"{', '.join(points(results, label, 1) for label in results)} %; "
-        f"ratios {', '.join(f'{one:.0f}' for one in ratios)}",
+        f"ratios {', '.join(f'{ratio:.0f}' for ratio in ratios)}",
         "The first accuracy is that of dense training. The worst of the others is "
         f"{behind_or_ahead(worst)} it. Required: at most {POINT:g} point behind, and a ratio that "
         "rises from the fewest to the most learners and never falls by 2 %.",
@@ -107,9 +107,9 @@ def _selection(results: Results) -> Outcome:
     labels = ("AdaComp", *EQUAL)
     gaps = {label: mean_behind(results, label, "AdaComp") for label in EQUAL}
     level = [within(gap) for gap in gaps.values()]
-    lost = [None if one is None else not one for one in level]
+    lost = [None if is_level is None else not is_level for is_level in level]
     ratios = [ratio(results, label) for label in labels]
-    fair = all(1 / FAIR <= own / ratios[0] <= FAIR for own in ratios)
+    fair = all(1 / FAIR <= ratio / ratios[0] <= FAIR for ratio in ratios)
     behind = " and ".join(
         f"{label} is {behind_or_ahead(gap)} AdaComp" for label, gap in gaps.items()
     )
@@ -117,7 +117,7 @@ def _selection(results: Results) -> Outcome:
         all_hold(*lost) if fair else None,
         ", ".join(points(results, label, 1) for label in labels) + " %",
         f"{behind[0].upper()}{behind[1:]}. Required: each is more than {POINT:g} point behind. The "
-        f"ratios are {', '.join(f'{one:.0f}' for one in ratios)}; they are comparable if none "
+        f"ratios are {', '.join(f'{ratio:.0f}' for ratio in ratios)}; they are comparable if none "
         f"differs from AdaComp's by more than a factor of {FAIR}.",
     )
 

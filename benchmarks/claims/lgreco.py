@@ -34,8 +34,8 @@ FAMILIES = {  # the default, and the bound of what plans choose from
 
 def runs_of(family: str) -> dict[str, Training]:
     """Returns dense training, the uniform setting, the bound, and plans."""
-    own, bound = FAMILIES[family]
-    methods = dict(zip(LABELS, (own, bound, f"lgreco(method='{own}')"), strict=True))
+    uniform, bound = FAMILIES[family]
+    methods = dict(zip(LABELS, (uniform, bound, f"lgreco(method='{uniform}')"), strict=True))
     runs = {label: compressed(DIGITS, 4, text) for label, text in methods.items()}
     return {"dense": DIGITS, **runs}
 

@@ -92,9 +92,9 @@ def _distance(results: Results, label: str) -> float:
     return statistics.mean(statistics.mean(half[len(half) // 2 :]) for half in halves)
 
 
-def _larger(one: float, other: float, margin: float) -> bool | None:
+def _larger(distance: float, reference: float, margin: float) -> bool | None:
     """Returns whether a distance is larger than another one; None if they are about equal."""
-    return None if abs(one - other) < margin else one > other
+    return None if abs(distance - reference) < margin else distance > reference
 
 
 def _similarity(results: Results) -> Outcome:
@@ -244,13 +244,14 @@ def _accuracy(results: Results) -> Outcome:
 def _equal_bytes(results: Results) -> Outcome:
     ahead = mean_behind(results, "ScaleCom, 8 bits", "LGC")
     ends = [ratio(results, label, last_ratio) for label in ("LGC", "ScaleCom, 8 bits")]
-    whole = [ratio(results, label) for label in ("LGC", "ScaleCom, 8 bits")]
+    run_ratios = [ratio(results, label) for label in ("LGC", "ScaleCom, 8 bits")]
     return Outcome(
         all_hold(ends[0] > ends[1], within(-ahead)),
         f"{ends[0]:.0f} and {ends[1]:.0f} times at the end",
         f"LGC is {behind_or_ahead(-ahead)} CLT-k with values of 8 bits. Required: LGC has the "
         f"larger ratio, and is at most {POINT:g} point behind. In the whole run, LGC's ratio is "
-        f"{whole[0]:.0f}, because it begins with dense steps, and CLT-k's is {whole[1]:.0f}.",
+        f"{run_ratios[0]:.0f}, because it begins with dense steps, and CLT-k's is "
+        f"{run_ratios[1]:.0f}.",
     )
 
 

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.advice import probe as probing
-from tf_gradcomp.advice.cost_model import Prediction, Probed
+from tf_gradcomp.advice.cost_model import Prediction, ProbeResult
 
 METHODS = ["no_compression", "adacomp(bin_sizes=20)"]
 DENSE, SPARSE = METHODS
@@ -23,7 +23,7 @@ def choose(monkeypatch):
     def choose(method):
         def probe(strategy, specs, candidates, effort):
             seconds = [float(METHODS[i] != method) for i, _ in enumerate(candidates)]
-            return Probed([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds])
+            return ProbeResult([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds])
 
         monkeypatch.setattr(probing, "probe", probe)
 
@@ -84,29 +84,39 @@ def adam():
 def test_the_dense_choice_sends_what_the_sparse_one_left(choose, tmp_path):
     choose(SPARSE)
     job = Job(sgd)
-    given = gradients(0)
-    job.step(given)
+    step_gradients = gradients(0)
+    job.step(step_gradients)
     assert np.abs(job.residual()).max() > 0.1
     choose(DENSE)
     job = job.resumed(tmp_path, sgd)
     job.step(ZEROS)
-    assert_close(job.value(), -np.sum(given, 0), terms=6, scale=np.sum(np.abs(given), 0).max())
+    assert_close(
+        job.value(),
+        -np.sum(step_gradients, 0),
+        terms=6,
+        scale=np.sum(np.abs(step_gradients), 0).max(),
+    )
     assert not job.residual().any()
-    assert not job.optimizer.exchange.facts.residual_waits.numpy().any()
+    assert not job.optimizer.exchange.facts.has_residual.numpy().any()
 
 
 def test_a_step_that_is_skipped_leaves_it_for_the_next(choose, tmp_path):
     choose(SPARSE)
     job = Job(sgd)
-    given = gradients(0)
-    job.step(given)
+    step_gradients = gradients(0)
+    job.step(step_gradients)
     choose(DENSE)
     job = job.resumed(tmp_path, sgd)
     before = job.value()
     job.step([ZEROS[0], np.full(ELEMENTS, np.nan, "float32")])
     np.testing.assert_array_equal(job.value(), before)
     job.step(ZEROS)
-    assert_close(job.value(), -np.sum(given, 0), terms=6, scale=np.sum(np.abs(given), 0).max())
+    assert_close(
+        job.value(),
+        -np.sum(step_gradients, 0),
+        terms=6,
+        scale=np.sum(np.abs(step_gradients), 0).max(),
+    )
 
 
 def test_adam_gets_its_second_moment_back(choose, tmp_path):
@@ -120,7 +130,7 @@ def test_adam_gets_its_second_moment_back(choose, tmp_path):
     job = job.resumed(tmp_path, adam)
     job.step(ZEROS)
     expected = moment + 1e-3 * (left**2 - moment)
-    assert_close(job.inner_moment(), expected, of_adam(), steps=3)
+    assert_close(job.inner_moment(), expected, adam_bound(), steps=3)
 
 
 def test_replicas_take_their_shares_of_what_the_dense_choice_had(choose, tmp_path):
@@ -132,8 +142,8 @@ def test_replicas_take_their_shares_of_what_the_dense_choice_had(choose, tmp_pat
     choose(SPARSE)
     job = job.resumed(tmp_path, adam)
     job.step(ZEROS)
-    for own in job.own_moments():
-        assert_close(own, 0.999 * moment / 2, terms=4)
+    for local in job.own_moments():
+        assert_close(local, 0.999 * moment / 2, terms=4)
 
 
 def test_the_same_choice_continues(choose, tmp_path):
@@ -155,5 +165,5 @@ def test_a_method_that_is_named_takes_its_share_of_a_dense_job(tmp_path):
     path = dense.checkpoint.write(str(tmp_path / "checkpoint"))
     sparse.checkpoint.read(path).expect_partial()
     sparse.step(ZEROS)
-    for own in sparse.own_moments():
-        assert_close(own, 0.999 * moment / 2, terms=4)
+    for local in sparse.own_moments():
+        assert_close(local, 0.999 * moment / 2, terms=4)

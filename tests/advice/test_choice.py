@@ -6,7 +6,7 @@ import pytest
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import probe as probing
-from tf_gradcomp.advice.cost_model import Prediction, Probed
+from tf_gradcomp.advice.cost_model import Prediction, ProbeResult
 from tf_gradcomp.exchange.setup import Candidate
 
 GROUP = types.SimpleNamespace(size=2, kind="replica")
@@ -32,7 +32,7 @@ def test_another_method_is_chosen_only_where_it_is_really_shorter(
     def probe(group, specs, candidates, effort):
         times = (seconds[candidate.compressor.name] for candidate in candidates)
         found = [Prediction("", 0, 0, 0, time, 0, 0, 0, noise=noise) for time in times]
-        return Probed(found)
+        return ProbeResult(found)
 
     monkeypatch.setattr(probing, "probe", probe)
     candidates = [Candidate(compressors.get(name)) for name in seconds]

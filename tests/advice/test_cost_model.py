@@ -8,7 +8,7 @@ from tf_gradcomp.advice.cost_model import (
     Curve,
     Kind,
     Prediction,
-    Probed,
+    ProbeResult,
     SentRequest,
     Work,
     advice_for_one_replica,
@@ -25,7 +25,7 @@ LATENCY, PER_BYTE = 0.002, 1e-7
 
 
 def line(places):
-    return [(place, LATENCY + PER_BYTE * place) for place in places]
+    return [(index, LATENCY + PER_BYTE * index) for index in places]
 
 
 def prediction(method, compute=0.0, transfer=0.0, like_dense=True):
@@ -104,13 +104,13 @@ def test_the_report_limits_its_promise_of_accuracy():
 def test_the_report_warns_that_compression_will_not_pay(baseline_transfer):
     dense, other = prediction("dense", 0.1, baseline_transfer), prediction("cast", 0.1, 0.001)
     assert verdict([dense, other]).startswith("Compression will not pay: ")
-    assert advice_on(Probed([dense, other]), 0.1).best == "dense"
+    assert advice_on(ProbeResult([dense, other]), 0.1).best == "dense"
 
 
 def test_advice_is_a_table_and_a_sentence():
     sparse = prediction("top_k(density=0.5)", like_dense=None)
     predictions = [prediction("dense", transfer=0.3), sparse]
-    advice = advice_on(Probed(predictions), 0.1)
+    advice = advice_on(ProbeResult(predictions), 0.1)
     assert advice.best == "top_k(density=0.5)"
     text = str(advice)
     assert all(one.method in text for one in predictions)
@@ -123,7 +123,7 @@ def test_advice_is_a_table_and_a_sentence():
 
 
 def test_the_report_warns_that_gradients_of_embeddings_count_as_dense():
-    probed = Probed([prediction("dense"), prediction("cast")], ["a/embeddings"])
+    probed = ProbeResult([prediction("dense"), prediction("cast")], ["a/embeddings"])
     assert "The gradient of 'a/embeddings' was counted as dense" in advice_on(probed, 0.1).verdict
     assert "counted as dense" not in advice_on(probed._replace(tables=[]), 0.1).verdict
 

@@ -76,13 +76,15 @@ def test_bytes_count_the_whole_model(most):
 def test_bytes_determined_by_shapes_use_the_models_shapes(name, most):
     shapes = [(300, 400), (300, 400), (300, 400), (64, 10), (64, 10), (2000, 30), (3, 3, 16, 64)]
     specs = [LayerPolicy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
-    of_model = work_of(compressors.get(name), specs, most)
+    work = work_of(compressors.get(name), specs, most)
     rank = 1 if "1" in name else 4
     rows = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
     sent = 0.5 if "alternate" in name else 1.0
-    of_each = [(sent * rank * (n + m) if rank * (n + m) < n * m / 2 else n * m) for n, m in rows]
-    assert of_model.payload_bytes == pytest.approx(4 * sum(of_each), rel=5e-3)
-    assert sum(sent for _, sent in of_model.requests) == pytest.approx(4 * sum(of_each), rel=5e-3)
+    tensor_bytes = [
+        (sent * rank * (n + m) if rank * (n + m) < n * m / 2 else n * m) for n, m in rows
+    ]
+    assert work.payload_bytes == pytest.approx(4 * sum(tensor_bytes), rel=5e-3)
+    assert sum(sent for _, sent in work.requests) == pytest.approx(4 * sum(tensor_bytes), rel=5e-3)
 
 
 @pytest.mark.parametrize("preconditioner", [None, ADAM], ids=["", "preconditioned"])
@@ -127,7 +129,7 @@ def test_all_replicas_of_a_process_take_part(monkeypatch):
     assert [prediction.method for prediction in found.predictions] == list(names)
     assert all(prediction.exchange > 0 for prediction in found.predictions)
     assert len(measured) == 4
-    most = max(place for place, _ in measured[Kind("AllReduce", "float32")].points)
+    most = max(index for index, _ in measured[Kind("AllReduce", "float32")].points)
     assert most == pytest.approx(4 * ELEMENTS, rel=1e-3)
 
 

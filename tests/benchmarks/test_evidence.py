@@ -81,18 +81,18 @@ def test_all_runs_are_of_methods_that_there_are():
 
 
 def test_patterns_choose_runs_and_the_longest_come_first():
-    alone = evidence.chosen(["adacomp/mnist_cnn*"])
-    assert [run.learners for run in alone] == [8, 1]
+    single = evidence.chosen(["adacomp/mnist_cnn*"])
+    assert [run.learners for run in single] == [8, 1]
     some = evidence.chosen(["methods/digits_8", "adacomp/mnist_cnn", "adacomp/ratios"])
-    assert {*alone} < {*some[:3]}  # claims
+    assert {*single} < {*some[:3]}  # claims
     assert {*some[3:]} == {*methods_table.GROUPS["methods/digits_8"]}
     for part in (some[:3], some[3:]):
         seconds = [*map(simulated.expected_seconds, part)]
         assert seconds == sorted(seconds, reverse=True)
     assert all(isinstance(run, Encoding) for run in evidence.chosen(["methods/encoding*"]))
     assert evidence.chosen(["adacomp/imagenet"]) == []
-    of_all = evidence.chosen(())
-    assert {*of_all} == {run for runs in evidence.OF_CLAIMS.values() for run in runs} | {
+    all_runs = evidence.chosen(())
+    assert {*all_runs} == {run for runs in evidence.OF_CLAIMS.values() for run in runs} | {
         run for runs in methods_table.GROUPS.values() for run in runs
     }
 
@@ -194,7 +194,7 @@ def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
         other: [record(claim.runs["AdaComp"], 98.0 - seed, seed=seed) for seed in (1, 2)],
     }
     results = evidence_page.results_of(claim, of_runs)
-    assert [len(some) for some in results.values()] == [1, 1]
+    assert [len(result) for result in results.values()] == [1, 1]
     assert claim.verdict(results)[0] == NOT_REPRODUCED
     page = evidence_page.pages(of_runs, evidence.command)["evidence.md"]
     assert "| adacomp/mnist_cnn | 0.88 and 0.85 % | recalled | 2.00 and 3.00 % | 1 |" in page

@@ -26,7 +26,7 @@ def namespaces():
 
 
 def measured(network, names):
-    return {of_link["link"]: of_link for of_link in measured_links(network, names)}
+    return {link["link"]: link for link in measured_links(network, names)}
 
 
 @pytest.mark.alone
@@ -34,26 +34,26 @@ def measured(network, names):
 def test_links_have_the_speeds_of_their_names_at_the_same_time():
     with links.network(2) as network:
         found = measured(network, ["10 Mbit/s", "100 Mbit/s", links.UNSHAPED, "100 Mbit/s"])
-    speeds = {link: of_link["Mbit/s"] for link, of_link in found.items()}
+    speeds = {link: result["Mbit/s"] for link, result in found.items()}
     assert 5 < speeds["100 Mbit/s"] / speeds["10 Mbit/s"] < 20
     assert speeds[links.UNSHAPED] > 2 * speeds["100 Mbit/s"]
 
 
 def test_the_loopback_can_be_measured_as_well():
     network = links.Network(2)
-    of_link = measured(network, [links.LOOPBACK])[links.LOOPBACK]
-    assert of_link["Mbit/s"] > 0
-    assert of_link["Mbit/s both ways"] > 0
+    result = measured(network, [links.LOOPBACK])[links.LOOPBACK]
+    assert result["Mbit/s"] > 0
+    assert result["Mbit/s both ways"] > 0
     assert network.counters().carried > 0
 
 
 @delayed
 def test_a_relay_delays_what_workers_send_each_other():
     with links.network(2, delay=0.02) as network:
-        (of_link,) = measured_links(network, [links.UNSHAPED])
+        (result,) = measured_links(network, [links.UNSHAPED])
         assert namespaces().count(network.name) == 3
-    assert of_link["ms"] >= 2 * 20
-    assert of_link["Mbit/s"] > 0
+    assert result["ms"] >= 2 * 20
+    assert result["Mbit/s"] > 0
     assert network.name not in namespaces()
 
 

@@ -50,8 +50,8 @@ def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_
     local = [record(Job("text", 4, seed, steps=16), 2.1) for seed in (0, 1)]
     rows = local_steps_runs.compare([*dense, *local], READINGS)
     differences = {row["training"]: round(row["difference"], 6) for row in rows}
-    of_dense = {"dense": 0.2, "dense-rate2": 0.0, "dense-rate4": -0.8}
-    assert differences == {**of_dense, "rounds16-average-none": 0.2}
+    dense_differences = {"dense": 0.2, "dense-rate2": 0.0, "dense-rate4": -0.8}
+    assert differences == {**dense_differences, "rounds16-average-none": 0.2}
 
 
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])

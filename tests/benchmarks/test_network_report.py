@@ -38,8 +38,8 @@ def records():
 def measured(records):
     records[1]["predicted"] = 0.009  # of the exchange, in seconds
     unshaped = [
-        {**of_one, "link": "unshaped", "seconds": [milliseconds / 1e3]}
-        for of_one, milliseconds in zip(records, (20, 40, 10, 5, 30, 30), strict=True)
+        {**record, "link": "unshaped", "seconds": [milliseconds / 1e3]}
+        for record, milliseconds in zip(records, (20, 40, 10, 5, 30, 30), strict=True)
     ]
     raw = [
         {"workers": 2, "link": "100 Mbit/s", "Mbit/s": 100.0, "Mbit/s both ways": 90.0, "ms": 0.05},

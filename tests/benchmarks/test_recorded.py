@@ -22,9 +22,9 @@ def test_records_that_are_written_can_be_read(tmp_path):
 
 
 def test_a_kernel_that_takes_twice_as_long_is_named_with_its_ratios(tmp_path):
-    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0], decode=[1.0, 2.0])
-    assert kernels.slower({"encode": [3.95, 5.8], "decode": [1.9, 3.9]}, of_record) == {}
-    slow = kernels.slower({"encode": [4.06, 6.1], "decode": [1.9, 3.9]}, of_record)
+    record = write(tmp_path / "ratios.json", encode=[2.0, 3.0], decode=[1.0, 2.0])
+    assert kernels.slower({"encode": [3.95, 5.8], "decode": [1.9, 3.9]}, record) == {}
+    slow = kernels.slower({"encode": [4.06, 6.1], "decode": [1.9, 3.9]}, record)
     assert list(slow) == ["encode"]
     assert (
         "encode: 4.06 times as long as r += g, 6.10 as a product of matrices, and 2.00 times"
@@ -34,16 +34,16 @@ def test_a_kernel_that_takes_twice_as_long_is_named_with_its_ratios(tmp_path):
 
 
 def test_a_kernel_slower_relative_to_one_floor_only_is_due_to_the_machine(tmp_path):
-    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
+    record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
     for ratios in ([6.0, 3.0], [2.0, 9.0]):
-        assert kernels.slower({"encode": ratios}, of_record) == {}
+        assert kernels.slower({"encode": ratios}, record) == {}
 
 
 def test_a_new_kernel_is_named_and_not_checked(tmp_path):
-    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
+    record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
     measured = {"encode": [2.0, 3.0], "select": [9.0, 9.0]}
-    assert kernels.slower(measured, of_record) == {}
-    (sentence,) = kernels.not_recorded(measured, of_record)
+    assert kernels.slower(measured, record) == {}
+    (sentence,) = kernels.not_recorded(measured, record)
     assert "select: not recorded yet" in sentence
 
 
@@ -81,13 +81,13 @@ class Measurements:
 def check(tmp_path, monkeypatch):
     """Returns check(*measured), which returns the result and the measured kernels."""
     here = kernels.used_processor()
-    of_record = write(tmp_path / "ratios.json", encode=[2.0, 2.0], decode=[1.0, 1.0])
+    record = write(tmp_path / "ratios.json", encode=[2.0, 2.0], decode=[1.0, 1.0])
 
     def run(*measured, known=here):
         measurements = Measurements(*measured)
         monkeypatch.setattr(kernels, "ratios", measurements)
         monkeypatch.setattr(
-            kernels.Recorded, "read", lambda name: of_record if name == known else None
+            kernels.Recorded, "read", lambda name: record if name == known else None
         )
         monkeypatch.setattr(
             kernels.tf.config.threading, "set_intra_op_parallelism_threads", lambda threads: None

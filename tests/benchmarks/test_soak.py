@@ -97,10 +97,10 @@ def test_a_worker_whose_number_another_process_has_is_not_watched(tmp_path):
         worker.kill()
     assert processes.left() == []
     processes.close()
-    launcher, of_worker = processes.samples
+    launcher, samples = processes.samples
     assert launcher.times == [1.0, 2.0, 3.0, 4.0]
-    assert (of_worker.kind, of_worker.times) == ("worker 1", [2.0, 3.0])
-    assert of_worker.records == [60 * RECORD / 2**20] * 2
+    assert (samples.kind, samples.times) == ("worker 1", [2.0, 3.0])
+    assert samples.records == [60 * RECORD / 2**20] * 2
 
 
 @pytest.mark.parametrize("saves", [False, True])

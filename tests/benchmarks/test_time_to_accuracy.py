@@ -41,11 +41,11 @@ def compared(*runs, within=0.0):
 def test_it_is_when_the_figure_is_reached_first():
     dense = run(TEXT, DENSE, [4.0, 3.0, 2.5], 1.0)
     rows = compared(dense, run(TEXT, "adacomp", [4.5, 2.4, 2.6, 2.3], 0.1))
-    one, other = rows[DENSE, 0], rows["adacomp", 0]
-    assert (one["goal"], one["seconds"], one["times faster"]) == (2.5, pytest.approx(30), 1)
-    assert (other["goal"], other["seconds"]) == (2.5, pytest.approx(2))
-    assert other["times faster"] == pytest.approx(15)
-    assert other["seconds of a step"] == pytest.approx(0.1)
+    first, second = rows[DENSE, 0], rows["adacomp", 0]
+    assert (first["goal"], first["seconds"], first["times faster"]) == (2.5, pytest.approx(30), 1)
+    assert (second["goal"], second["seconds"]) == (2.5, pytest.approx(2))
+    assert second["times faster"] == pytest.approx(15)
+    assert second["seconds of a step"] == pytest.approx(0.1)
 
 
 def test_a_free_network_saves_all_but_computing():
@@ -282,15 +282,15 @@ def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkey
     (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
     one = Run(TRANSFORMER, 2, "adamw", DENSE, 3)
     bench = trainings.Bench(tmp_path, False, Network(2), 1)
-    of_slowest = bench.without_exchange(one, ["--epochs", "2"])
-    assert of_slowest == 0.2  # in the second half
+    seconds = bench.without_exchange(one, ["--epochs", "2"])
+    assert seconds == 0.2  # in the second half
     record = json.loads((tmp_path / one.files_without_exchange[0]).read_text())
     args = {key: record["args"][key] for key in ("--batch-size", "--compressor", "--seed")}
     assert args == {"--batch-size": "16", "--compressor": "no_compression", "--seed": "3"}
     assert "--optimizer" not in record["args"]  # the program has one
-    of_four = dataclasses.replace(one, workers=4)  # who would share each core by twos
-    assert bench.without_exchange(of_four, ["--epochs", "2"]) == 0.4
-    files = [tmp_path / file for file in of_four.files_without_exchange]
+    four_workers = dataclasses.replace(one, workers=4)  # who would share each core by twos
+    assert bench.without_exchange(four_workers, ["--epochs", "2"]) == 0.4
+    files = [tmp_path / file for file in four_workers.files_without_exchange]
     assert [json.loads(file.read_text())["args"]["--batch-size"] for file in files] == ["8", "8"]
     (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('no such text')")
     with pytest.raises(Exception, match="a worker alone, failed"):
@@ -305,8 +305,8 @@ def test_dense_training_by_horovod_is_that_of_one_process(tmp_path):
     assert bench.by_horovod(one, args) > 0
     found = json.loads((tmp_path / one.file_by_horovod).read_text())["history"]["val_loss"]
     keras.utils.set_random_seed(3)
-    alone = simulated.Training("digits", 1, 3, 6, optimizer="sgd")
-    model, rows, held_out = simulated.WORKLOADS["digits"].make(alone)
+    single = simulated.Training("digits", 1, 3, 6, optimizer="sgd")
+    model, rows, held_out = simulated.WORKLOADS["digits"].make(single)
     batches = tf.data.Dataset.from_tensor_slices(rows).shuffle(len(rows[0]), seed=3).batch(64)
     fitted = model.fit(
         batches.repeat(), epochs=2, steps_per_epoch=3, validation_data=held_out, verbose=0

@@ -46,7 +46,7 @@ def measure(log, plan=PLAN, **settings):
         "a": turns.Contender(a.step, lambda: log.append("prepare"), lambda: a.sent, **settings),
         "b": turns.Contender(b.step, step_bytes=70.0),
     }
-    records = turns.take_turns(plan, contenders, lambda number: number, rank=1)
+    records = turns.alternate(plan, contenders, lambda number: number, rank=1)
     return {(record["link"], record["contender"]): record for record in records}
 
 
@@ -63,7 +63,7 @@ def test_a_record_for_each_contender_on_each_link(log):
 def test_contenders_take_turns(log):
     measure(log)
     order = [name for name in log if name != "prepare"]
-    switches = sum(one != other for one, other in itertools.pairwise(order))
+    switches = sum(first != second for first, second in itertools.pairwise(order))
     # Warm-up; then on each link all are tried, and have three turns.
     assert switches == 1 + 2 * (2 + 3 * 2)
 
@@ -86,17 +86,17 @@ def test_a_plan_travels_on_the_command_line(monkeypatch):
 
 def test_contenders_that_depend_on_the_link_are_recreated_on_each(log):
     a, b = Steps("a", log), Steps("b", log)
-    made = []
+    created = []
 
     def renew():
-        made.append("new")
+        created.append("new")
         return turns.Contender(b.step, keeps_residual=True)
 
     contenders = {"a": turns.Contender(a.step, renew=renew)}
-    records = turns.take_turns(
+    records = turns.alternate(
         PLAN, contenders, lambda number: number, rank=1, predict=lambda: {"a": 0.5}
     )
-    assert made == ["new"] * len(PLAN.links)
+    assert created == ["new"] * len(PLAN.links)
     assert log[:2] == ["a", "a"]  # only before all
     assert set(log[2:]) == {"b"}
     assert [record["predicted"] for record in records] == [0.5, 0.5]

@@ -65,10 +65,10 @@ def test_figures_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F81
     assert "trained to the end" not in done.stderr
     steps = {one["method"]: one["step"] for one in found["predictions"]}
     assert found["best"] in (min(steps, key=steps.get), "no_compression")
-    (own,) = (method for method in steps if method.startswith("top_k"))  # the program's own
+    (local,) = (method for method in steps if method.startswith("top_k"))  # the program's own
     assert all(one["compute"] > 0 for one in found["predictions"])
     like_dense = {one["method"]: one["trains_like_dense"] for one in found["predictions"]}
-    assert like_dense == {"no_compression": True, "cast": True, "adacomp": True, own: None}
+    assert like_dense == {"no_compression": True, "cast": True, "adacomp": True, local: None}
 
 
 def test_several_replicas_of_a_worker_count_a_step_once(program):  # noqa: F811

@@ -307,18 +307,18 @@ with LocalJob([sys.executable, "-c", program], 2, on_line=lambda *line: print(li
 def test_only_a_server_that_asks_for_it_gets_a_reserved_port():
     ports = ReservedPorts(["localhost"] * 50)
     try:
-        numbers = [int(address.rpartition(":")[2]) for address in ports.addresses]
-        assert len(set(numbers)) == 50
-        with socket.create_server(("", numbers[0])) as server:  # Sets SO_REUSEADDR, like gRPC.
-            client = socket.create_connection(("localhost", numbers[0]), timeout=5)
+        values = [int(address.rpartition(":")[2]) for address in ports.addresses]
+        assert len(set(values)) == 50
+        with socket.create_server(("", values[0])) as server:  # Sets SO_REUSEADDR, like gRPC.
+            client = socket.create_connection(("localhost", values[0]), timeout=5)
             server.accept()[0].close()
             client.close()
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("", numbers[1]))
+            other.bind(("", values[1]))
     finally:
         ports.release()
     with socket.socket() as other:
-        other.bind(("", numbers[1]))
+        other.bind(("", values[1]))
 
 
 @pytest.mark.parametrize(

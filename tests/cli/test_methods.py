@@ -29,10 +29,10 @@ def test_every_compressor_is_listed_with_what_it_is_for():
     table = CliRunner().invoke(main, ["methods"]).output
     found = json.loads(CliRunner().invoke(main, ["methods", "--json"]).output)
     values = map(vars(compressors).get, compressors.__all__)
-    own = [value.name for value in values if isinstance(getattr(value, "name", None), str)]
-    assert {"adacomp", "auto", "no_compression"} <= set(own)
+    local = [value.name for value in values if isinstance(getattr(value, "name", None), str)]
+    assert {"adacomp", "auto", "no_compression"} <= set(local)
     described = {method["name"]: method for method in found}
-    for name in own:
+    for name in local:
         assert f" {name} " in table
         assert described[name]["what"].endswith(".")
         assert described[name]["use"].startswith("Use it")
@@ -41,7 +41,7 @@ def test_every_compressor_is_listed_with_what_it_is_for():
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_every_command_prints_json_on_request_and_explains_itself_in_sentences(command):
-    options = [one for one in command.params if isinstance(one, click.Option)]
+    options = [param for param in command.params if isinstance(param, click.Option)]
     assert "--json" in [name for option in options for name in option.opts]
     for text in [command.help, *(option.help for option in options)]:
         assert text, command.name

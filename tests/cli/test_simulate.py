@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from tf_gradcomp.cli.main import main
-from tf_gradcomp.cli.simulate import Simulated
+from tf_gradcomp.cli.simulate import SimulatedTraining
 from tf_gradcomp.cli.simulation_report import _fewer_sent, verdict
 
 PROGRAM = """
@@ -99,7 +99,7 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
 
 def trained(compressor, values, sent, learners=4, metric="val_accuracy"):
     history = {"val_loss": [1.0] * 6, metric: [0.0, *[values] * 5], "sent_bytes": [sent] * 6}
-    return Simulated(compressor, learners, 0, 0.1, history, {})
+    return SimulatedTraining(compressor, learners, 0, 0.1, history, {})
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_each_epoch_prints_a_line_without_a_progress_bar(program, tmp_path):
 
 def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     program, folder = tmp_path / "program.py", tmp_path / "results"
-    of_two_layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"
-    program.write_text(PROGRAM.replace("keras.layers.Dense(1)", of_two_layers))
+    layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"
+    program.write_text(PROGRAM.replace("keras.layers.Dense(1)", layers))
     lgreco = "lgreco(method='qsgd(bits=3)', budget=2)"
     options = ["-n", "2", "-c", "qsgd", "-c", lgreco, "--epochs", "2", "--batch-size", "16"]
     result = simulate(program, *options, "--results", str(folder))
@@ -191,8 +191,8 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     plain, planned = json.loads((folder / "simulation.json").read_text())
     assert plain["settings"] == {}
     assert [path.split("/")[-1] for path in planned["settings"]] == ["kernel"] * 2
-    for own, *plans in planned["settings"].values():
-        assert own == 3
+    for local, *plans in planned["settings"].values():
+        assert local == 3
         assert len(plans) == 2
         assert set(plans) <= {2, 3, 4, 5, 6}
     assert planned["settings"] != {path: [3] * 3 for path in planned["settings"]}
@@ -210,7 +210,7 @@ def test_a_program_without_a_task_is_refused_before_it_runs(tmp_path):
 
 def test_fewer_bytes_in_the_table_equal_the_verdict():
     history = {"sent_bytes": [100.0, 300.0], "wire_ratio": [90.0, 10.0]}
-    run = Simulated("adacomp", 2, 0, 0.0, history, {})
+    run = SimulatedTraining("adacomp", 2, 0, 0.0, history, {})
     assert _fewer_sent([run]) == (100 * 90 + 300 * 10) / 400
 
 
@@ -256,14 +256,14 @@ def test_errors_come_before_anything_runs(program, suffix, options, message):
 def test_the_program_s_own_batch_size_is_kept_and_json_is_printed(program, tmp_path):
     program.write_text(PROGRAM.replace("batch_size=64", "batch_size=32"))
     options = [*SHORT, "--results", str(tmp_path / "results"), "--no-plot"]
-    of_its_own, given = (
+    default, explicit = (
         CliRunner().invoke(main, ["simulate", str(program), "--json", *options, *more])
         for more in ([], ["--batch-size", "32", "--overwrite"])
     )
-    assert of_its_own.exit_code == 0, of_its_own.output
-    runs = [json.loads(result.stdout) for result in (of_its_own, given)]
+    assert default.exit_code == 0, default.output
+    runs = [json.loads(result.stdout) for result in (default, explicit)]
     assert runs[0][0]["history"]["loss"] == runs[1][0]["history"]["loss"]
-    assert "Written" in of_its_own.stderr
+    assert "Written" in default.stderr
 
 
 SHORT = ["-n", "2", "-c", "no_compression", "--epochs", "1"]

@@ -143,8 +143,8 @@ def test_workers_draw_and_hash_like_separate_processes():
     program = "import random, numpy; print(hash('a'), random.random(), numpy.random.random())"
     drawn = [worker.stdout.split() for worker in run_workers(program, 2)]
     drawn += [worker.stdout.split() for worker in run_workers(program, 2)]
-    hashes, of_python, of_numpy = (set(values) for values in zip(*drawn, strict=True))
-    assert (len(hashes), len(of_python), len(of_numpy)) == (2, 4, 4)
+    hashes, python_values, numpy_values = (set(values) for values in zip(*drawn, strict=True))
+    assert (len(hashes), len(python_values), len(numpy_values)) == (2, 4, 4)
 
 
 def test_waiting_in_vain_ends():

@@ -25,50 +25,50 @@ def arc_top_k_oracle(
     sent = settings or compressor.settings(specs)
     sums, finite = sums_of(state, gradients)
     size = len(sums)
-    given = [
-        own if is_finite else [np.zeros_like(array) for array in own]
-        for own, is_finite in zip(sums, finite, strict=True)
+    all_totals = [
+        local if is_finite else [np.zeros_like(array) for array in local]
+        for local, is_finite in zip(sums, finite, strict=True)
     ]
     chosen = [
-        arc_top_k.choose([arc_top_k.sketch(t, step, block, rank) for t in of_all], of_one)
-        if of_one
+        arc_top_k.choose([arc_top_k.sketch(t, step, block, rank) for t in totals], rank_sent)
+        if rank_sent
         else None
-        for of_all, of_one in zip(zip(*given, strict=True), sent, strict=True)
+        for totals, rank_sent in zip(zip(*all_totals, strict=True), sent, strict=True)
     ]
 
-    def taken(own: Arrays) -> Arrays:
-        pairs = zip(own, chosen, strict=True)
+    def taken(local: Arrays) -> Arrays:
+        pairs = zip(local, chosen, strict=True)
         return [t.ravel() if c is None else arc_top_k.take(t, c, block) for t, c in pairs]
 
     def spread(values: Arrays) -> Arrays:
-        of_each = zip(values, chosen, specs, strict=True)
+        rows = zip(values, chosen, specs, strict=True)
         return [
             v.reshape(spec.shape)
             if c is None
             else arc_top_k.spread(v, c, block, np.zeros(spec.shape, np.float32))
-            for v, c, spec in of_each
+            for v, c, spec in rows
         ]
 
-    values = [taken(own) for own in given]
+    values = [taken(local) for local in all_totals]
     payloads = [
-        np.concatenate([*own, [0 if is_finite else np.nan]]).astype(np.float32)
-        for own, is_finite in zip(values, finite, strict=True)
+        np.concatenate([*local, [0 if is_finite else np.nan]]).astype(np.float32)
+        for local, is_finite in zip(values, finite, strict=True)
     ]
     if all(finite):
-        totals = [sum(of_all[1:], of_all[0]) for of_all in zip(*values, strict=True)]
+        totals = [sum(totals[1:], totals[0]) for totals in zip(*values, strict=True)]
         reduced = spread(totals)
         after = [
-            [own - part for own, part in zip(of_one, spread(its), strict=True)]
-            for of_one, its in zip(sums, values, strict=True)
+            [local - part for local, part in zip(rank_sent, spread(its), strict=True)]
+            for rank_sent, its in zip(sums, values, strict=True)
         ]
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
         after = kept_residuals(state, sums, finite)
     counts = [-(-spec.elements // block) for spec in specs]
-    of_each = zip(specs, sent, counts, strict=True)
+    rows = zip(specs, sent, counts, strict=True)
     tensor_bytes = [
         4 * block * min(s, count) + 2 * rank * count if s else 4 * spec.elements
-        for spec, s, count in of_each
+        for spec, s, count in rows
     ]
     return Outcome(
         [reduced] * size,

@@ -35,8 +35,8 @@ def scalecom_oracle(
     for rate in rates:
         offset_bits = fractions.Fraction((rate - 1).bit_length(), size)
         entry_bits.append((few if rate > 1 else 32) + offset_bits)
-        of_scale = fractions.Fraction(32, size if few == 16 else 1)
-        scale_bits.append(of_scale if rate > 1 and few < 32 else 0)
+        scale_share = fractions.Fraction(32, size if few == 16 else 1)
+        scale_bits.append(scale_share if rate > 1 and few < 32 else 0)
     if few < 32:
         fingerprint, plan = compressor.fingerprint(specs), payload.plan_of(rates)
         header = payload.Header(value_bits.METHOD, fingerprint, step, len(specs), plan)
@@ -98,22 +98,24 @@ def _in_few_bits(
     flags: Sequence[bool],
 ) -> Sent:
     taken = [
-        [values if flag else np.zeros_like(values) for values in of_one]
-        for of_one, flag in zip(taken, flags, strict=True)
+        [values if flag else np.zeros_like(values) for values in replica_values]
+        for replica_values, flag in zip(taken, flags, strict=True)
     ]
     coded = [i for i, size in enumerate(chunk_sizes) if size > 1 and taken[0][i].size]
-    parts = [[of_one[i] for i in coded] for of_one in taken]
+    parts = [[replica_values[i] for i in coded] for replica_values in taken]
     if bits == 16:
         payloads, sent, sums = _summed(parts, leads, flags)
     else:
         payloads, sent, sums = _gathered(parts, bits, header, flags)
-    rests = [[np.zeros_like(values) for values in of_one] for of_one in taken]
+    rests = [[np.zeros_like(values) for values in replica_values] for replica_values in taken]
     with np.errstate(over="ignore"):
-        totals = [functools.reduce(np.add, of_one) for of_one in zip(*taken, strict=True)]
-    for number, i in enumerate(coded):
-        totals[i] = sums[number]
+        totals = [
+            functools.reduce(np.add, replica_values) for replica_values in zip(*taken, strict=True)
+        ]
+    for index, i in enumerate(coded):
+        totals[i] = sums[index]
         for left, had, given in zip(rests, taken, sent, strict=True):
-            left[i] = had[i] - given[number]
+            left[i] = had[i] - given[index]
     finite = all(flags) and all(np.isfinite(total).all() for total in totals)
     return Sent(payloads, totals, finite, rests)
 
@@ -123,13 +125,13 @@ def _summed(
 ) -> tuple[Arrays, list[Arrays], Arrays]:
     """Returns the 16-bit terms of the replicas, their values, and the sums; by scale."""
     scales = [value_bits.largest(values) for values in parts[leads]]
-    shares = [value_bits.shares(of_one, scales, len(parts)) for of_one in parts]
+    shares = [value_bits.shares(replica_shares, scales, len(parts)) for replica_shares in parts]
     payloads = [
-        np.concatenate([*of_one, [0 if flag else np.nan]]).astype(np.float16)
-        for of_one, flag in zip(shares, flags, strict=True)
+        np.concatenate([*replica_shares, [0 if flag else np.nan]]).astype(np.float16)
+        for replica_shares, flag in zip(shares, flags, strict=True)
     ]
-    sent = [list(map(np.multiply, scales, of_one)) for of_one in shares]
-    sums = [functools.reduce(np.add, of_part) for of_part in zip(*shares, strict=True)]
+    sent = [list(map(np.multiply, scales, replica_shares)) for replica_shares in shares]
+    sums = [functools.reduce(np.add, part_shares) for part_shares in zip(*shares, strict=True)]
     return payloads, sent, list(map(np.multiply, scales, sums))
 
 
@@ -137,7 +139,7 @@ def _gathered(
     parts: Sequence[Arrays], bits: int, header: payload.Header, flags: Sequence[bool]
 ) -> tuple[Arrays, list[Arrays], Arrays]:
     """The payloads of fewer bits, what each says, and the sums; by scale."""
-    bodies = [value_bits.encode(of_one, bits) for of_one in parts]
+    bodies = [value_bits.encode(part, bits) for part in parts]
     flagged = dataclasses.replace(header, flags=payload.NON_FINITE)
     payloads = [
         payload.write(header, bytes(body)) if flag else payload.write(flagged, bytes(body.nbytes))
@@ -146,7 +148,7 @@ def _gathered(
     sizes = [values.size for values in parts[0]]
     sent = [value_bits.decode(body, sizes, bits) for body in bodies]
     with np.errstate(over="ignore"):
-        sums = [functools.reduce(np.add, of_part) for of_part in zip(*sent, strict=True)]
+        sums = [functools.reduce(np.add, part_values) for part_values in zip(*sent, strict=True)]
     return payloads, sent, sums
 
 
@@ -165,8 +167,8 @@ def chunked_oracle(
     Each of them takes `entry_bits`, and the scale of a tensor `scale_bits`, by tensor.
     """
     at = [chunks.places(o, size) for o, size in zip(offsets, chunk_sizes, strict=True)]
-    had = [_flat(of_one[RESIDUAL]) for of_one in state]
-    new = [_flat(of_one) for of_one in gradients]
+    had = [_flat(replica[RESIDUAL]) for replica in state]
+    new = [_flat(replica) for replica in gradients]
     sums = [[m + g for m, g in zip(ms, gs, strict=True)] for ms, gs in zip(had, new, strict=True)]
     flags = [all(np.isfinite(y).all() for y in ys) for ys in sums]
     taken = [[y[i] for y, i in zip(ys, at, strict=True)] for ys in sums]
@@ -175,8 +177,8 @@ def chunked_oracle(
     after = []
     for ms, gs, flag, rests in zip(had, new, flags, sent.rests, strict=True):
         if all(flags):
-            of_tensors = zip(ms, gs, at, rests or [None] * len(at), strict=True)
-            left = [chunks.keep(m, g, i, beta, rest) for m, g, i, rest in of_tensors]
+            arguments = zip(ms, gs, at, rests or [None] * len(at), strict=True)
+            left = [chunks.keep(m, g, i, beta, rest) for m, g, i, rest in arguments]
         else:
             left = [m + np.float32(beta) * g if flag else m for m, g in zip(ms, gs, strict=True)]
         after.append({RESIDUAL: _shaped(left, gradients[0])})
@@ -185,8 +187,8 @@ def chunked_oracle(
             vector[i] = total
     reduced = _shaped(whole, gradients[0])
     tensor_bytes = [
-        int((i.size * of_entry + of_scale) / 8) if i.size else 0
-        for i, of_entry, of_scale in zip(at, entry_bits, scale_bits, strict=True)
+        int((i.size * bit + scale_bit_count) / 8) if i.size else 0
+        for i, bit, scale_bit_count in zip(at, entry_bits, scale_bits, strict=True)
     ]
     size = len(gradients)
     counted = np.array(tensor_bytes, np.int64)

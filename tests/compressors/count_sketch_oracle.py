@@ -23,10 +23,10 @@ def count_sketch_oracle(
 ) -> Outcome:
     size = len(gradients)
     sums = [
-        [m + g.astype(np.float32) for m, g in zip(own[RESIDUAL], grads, strict=True)]
-        for own, grads in zip(state, gradients, strict=True)
+        [m + g.astype(np.float32) for m, g in zip(local[RESIDUAL], grads, strict=True)]
+        for local, grads in zip(state, gradients, strict=True)
     ]
-    flags = [all(np.isfinite(y).all() for y in own) for own in sums]
+    flags = [all(np.isfinite(y).all() for y in local) for local in sums]
     sketched = [spec.kind != VECTOR and spec.elements > 1 for spec in specs]
     elements = sum(spec.elements for spec, one in zip(specs, sketched, strict=True) if one)
     columns, count = count_sketch.sizes(
@@ -35,8 +35,8 @@ def count_sketch_oracle(
     sent = compressor.rows * columns + count
     if sent >= elements:
         sketched = [False] * len(specs)
-    flat = [_joined(own, sketched) for own in sums]
-    whole = [_joined(own, [not one for one in sketched]) for own in sums]
+    flat = [_joined(local, sketched) for local in sums]
+    whole = [_joined(local, [not one for one in sketched]) for local in sums]
     with np.errstate(over="ignore", invalid="ignore"):
         whole_sum = functools.reduce(np.add, whole)
     total, rests = np.zeros_like(flat[0]), [values.copy() for values in flat]
@@ -45,26 +45,26 @@ def count_sketch_oracle(
         tables = [count_sketch.sketch(values, hashed, columns) for values in flat]
         with np.errstate(over="ignore", invalid="ignore"):
             table = functools.reduce(np.add, tables)
-        places = count_sketch.largest(count_sketch.estimates(table, hashed), count)
-        payloads = [v[places] if all(flags) else np.zeros(count, np.float32) for v in flat]
+        indices = count_sketch.largest(count_sketch.estimates(table, hashed), count)
+        payloads = [v[indices] if all(flags) else np.zeros(count, np.float32) for v in flat]
         with np.errstate(over="ignore"):
-            total[places] = functools.reduce(np.add, payloads)
+            total[indices] = functools.reduce(np.add, payloads)
         for rest in rests:
-            rest[places] = 0
+            rest[indices] = 0
     else:
         payloads = [
-            np.concatenate([of_one, [0 if flag else np.nan]]).astype(np.float32)
-            for of_one, flag in zip(whole, flags, strict=True)
+            np.concatenate([replica_values, [0 if flag else np.nan]]).astype(np.float32)
+            for replica_values, flag in zip(whole, flags, strict=True)
         ]
     finite = all(flags) and bool(np.isfinite(total).all() and np.isfinite(whole_sum).all())
     if not finite:
         total, whole_sum = np.zeros_like(total), np.zeros_like(whole_sum)
     after = []
-    for own, had, rest, flag in zip(sums, state, rests, flags, strict=True):
+    for local, had, rest, flag in zip(sums, state, rests, flags, strict=True):
         if all(flags):
-            left = _join(np.zeros_like(whole[0]), rest, sketched, own)
+            left = _join(np.zeros_like(whole[0]), rest, sketched, local)
         else:
-            left = own if flag else had[RESIDUAL]
+            left = local if flag else had[RESIDUAL]
         after.append({RESIDUAL: left})
     reduced = _join(whole_sum, total, sketched, sums[0])
     tensor_bytes = [
@@ -82,10 +82,10 @@ def _joined(tensors: Arrays, wanted: Sequence[bool]) -> np.ndarray:
 
 def _join(whole: np.ndarray, sketched: np.ndarray, which: Sequence[bool], like: Arrays) -> Arrays:
     """Returns vectors of entries as tensors again."""
-    tensors, places = [], {False: 0, True: 0}
+    tensors, indices = [], {False: 0, True: 0}
     for tensor, one in zip(like, which, strict=True):
-        place = places[one]
-        places[one] += tensor.size
+        place = indices[one]
+        indices[one] += tensor.size
         values = (sketched if one else whole)[place : place + tensor.size]
         tensors.append(values.reshape(tensor.shape))
     return tensors

@@ -23,7 +23,7 @@ def gathered(
     left, reduced, finite = _summed([rest for _, rest, _ in encoded], sent, shapes)
     size = len(encoded)
     tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
-    after = [{RESIDUAL: of_one} for of_one in left]
+    after = [{RESIDUAL: residuals} for residuals in left]
     return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)
 
 
@@ -37,9 +37,11 @@ def _summed(
     """
     reduced = [np.zeros(shape, np.float32) for shape in shapes]
     if all(values is not None for values in sent):
-        for of_one in sent:
+        for replica_values in sent:
             with np.errstate(over="ignore"):
-                reduced = [total + values for total, values in zip(reduced, of_one, strict=True)]
+                reduced = [
+                    total + values for total, values in zip(reduced, replica_values, strict=True)
+                ]
         if all(np.isfinite(total).all() for total in reduced):
             return list(left), reduced, True
         return list(left), [np.zeros_like(total) for total in reduced], False

@@ -24,46 +24,51 @@ def lgc_oracle(
     layout = compressor.layout(specs)
     size = len(gradients)
     leads = leader(step, size)
-    residuals = [[array.reshape(-1) for array in of_one[RESIDUAL]] for of_one in state]
-    values = [
-        [a + g.astype(np.float32).reshape(-1) for a, g in zip(kept, given, strict=True)]
-        for kept, given in zip(residuals, gradients, strict=True)
+    residuals = [
+        [array.reshape(-1) for array in replica_values[RESIDUAL]] for replica_values in state
     ]
-    own_finite = [all(np.isfinite(of_one).all() for of_one in of_all) for of_all in values]
-    places = {
-        place: lgc.largest(values[leads][place], layout.entries[place], compressor.order)
-        if own_finite[leads]
-        else np.zeros(layout.entries[place], int)
-        for place in layout.selected
+    values = [
+        [a + g.astype(np.float32).reshape(-1) for a, g in zip(residual, given, strict=True)]
+        for residual, given in zip(residuals, gradients, strict=True)
+    ]
+    local_finite = [
+        all(np.isfinite(replica_values).all() for replica_values in all_values)
+        for all_values in values
+    ]
+    indices = {
+        index: lgc.largest(values[leads][index], layout.entries[index], compressor.order)
+        if local_finite[leads]
+        else np.zeros(layout.entries[index], int)
+        for index in layout.selected
     }
     order = [*layout.whole, *layout.plain, *layout.coded]
     given = []
-    for of_one, finite in zip(values, own_finite, strict=True):
-        sent = [of_one[place][places.get(place, slice(None))] for place in order]
+    for replica_values, finite in zip(values, local_finite, strict=True):
+        sent = [replica_values[index][indices.get(index, slice(None))] for index in order]
         sent = np.concatenate([*sent, np.zeros(0, np.float32)])
         flag = np.float32(0 if finite else np.nan)
         given.append(np.append(sent if finite else np.zeros_like(sent), flag))
     total = given[0]
     for other in given[1:]:
         total = total + other
-    finite, sent = bool(np.isfinite(total).all()), all(own_finite)
-    reduced, after = [np.zeros_like(of_one) for of_one in values[0]], []
+    finite, sent = bool(np.isfinite(total).all()), all(local_finite)
+    reduced, after = [np.zeros_like(replica_values) for replica_values in values[0]], []
     start = 0
-    for place in order if finite else []:
-        where = places.get(place, np.arange(values[0][place].size))
-        reduced[place][where] = total[start : start + where.size]
+    for index in order if finite else []:
+        where = indices.get(index, np.arange(values[0][index].size))
+        reduced[index][where] = total[start : start + where.size]
         start += where.size
-    for of_one, kept, is_finite in zip(values, residuals, own_finite, strict=True):
-        left = [array.copy() for array in (of_one if is_finite else kept)]
-        for place in order if sent else []:
-            left[place][places.get(place, slice(None))] = 0
+    for replica_values, residual, is_finite in zip(values, residuals, local_finite, strict=True):
+        left = [array.copy() for array in (replica_values if is_finite else residual)]
+        for index in order if sent else []:
+            left[index][indices.get(index, slice(None))] = 0
         after.append({RESIDUAL: [a.reshape(s.shape) for a, s in zip(left, specs, strict=True)]})
     tensor_bytes = np.array(
         [
-            int(4 * lgc.packed(places[place], spec.elements).size / size + 4 * places[place].size)
-            if place in places
+            int(4 * lgc.packed(indices[index], spec.elements).size / size + 4 * indices[index].size)
+            if index in indices
             else 4 * spec.elements
-            for place, spec in enumerate(specs)
+            for index, spec in enumerate(specs)
         ],
         np.int64,
     )

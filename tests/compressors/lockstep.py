@@ -34,16 +34,16 @@ class Outcome(NamedTuple):
 
     @property
     def residuals(self) -> list[Arrays]:
-        return [of_one.get(RESIDUAL, []) for of_one in self.state]
+        return [replica.get(RESIDUAL, []) for replica in self.state]
 
 
 def sums_of(state: Sequence[State], gradients: Sequence[Arrays]) -> tuple[list[Arrays], list[bool]]:
     """Returns each replica's residuals plus gradients, and whether they are finite."""
     sums = [
-        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
-        for of_one, grads in zip(state, gradients, strict=True)
+        [e + g.astype(np.float32) for e, g in zip(replica[RESIDUAL], grads, strict=True)]
+        for replica, grads in zip(state, gradients, strict=True)
     ]
-    return sums, [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+    return sums, [all(np.isfinite(array).all() for array in replica) for replica in sums]
 
 
 def kept_residuals(
@@ -51,8 +51,8 @@ def kept_residuals(
 ) -> list[Arrays]:
     """Returns each replica's residuals after a step that replicas skip."""
     return [
-        own if is_finite else of_one[RESIDUAL]
-        for of_one, own, is_finite in zip(state, sums, finite, strict=True)
+        total if is_finite else replica[RESIDUAL]
+        for replica, total, is_finite in zip(state, sums, finite, strict=True)
     ]
 
 
@@ -94,9 +94,9 @@ class Noted(RequestStream):
 
 def in_lockstep(compressor: Compressor, inputs: Sequence[StepInputs]) -> list[End]:
     """Runs a step of a method on all replicas."""
-    noted = [Noted(compressor, each) for each in inputs]
-    results, sent = communicate(noted, lockstep_communicators(len(noted)))
-    vectors = [each.vectors for each in noted]
+    recorded = [Noted(compressor, each) for each in inputs]
+    results, sent = communicate(recorded, lockstep_communicators(len(recorded)))
+    vectors = [each.vectors for each in recorded]
     return [End(*each) for each in zip(results, sent, vectors, strict=True)]
 
 
@@ -141,14 +141,20 @@ class Lockstep:
     @property
     def state(self) -> list[State]:
         return [
-            {name: [variable.numpy() for variable in of_all] for name, of_all in of_one.items()}
-            for of_one in self._state
+            {
+                name: [variable.numpy() for variable in variables]
+                for name, variables in replica.items()
+            }
+            for replica in self._state
         ]
 
     def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
         """Takes a step; `gradients` are by replica and tensor, and `finite` is the rest of the
         step's flag."""
-        tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
+        tensors = [
+            [tf.constant(gradient) for gradient in replica_gradients]
+            for replica_gradients in gradients
+        ]
         step = tf.constant(self._step, tf.int64)
         ends = self._exchange(tensors, step, tf.constant(finite), self.current_stage(step))
         self._step += 1
@@ -185,7 +191,7 @@ class Lockstep:
         inputs = [
             StepInputs(
                 self._specs,
-                of_one,
+                replica_tensors,
                 handles(state),
                 step,
                 finite,
@@ -194,7 +200,7 @@ class Lockstep:
                 settings=settings,
                 job_state=job_state,
             )
-            for rank, (of_one, state, job_state) in enumerate(
+            for rank, (replica_tensors, state, job_state) in enumerate(
                 zip(gradients, self._state, self.job_state, strict=True)
             )
         ]

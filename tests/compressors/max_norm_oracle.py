@@ -25,7 +25,7 @@ def max_norm_oracle(
 ) -> Outcome:
     bits = [_bits(compressor, spec) for spec in specs]
     if settings:
-        bits = [[setting, *own[1:]] for setting, own in zip(settings, bits, strict=True)]
+        bits = [[setting, *bit[1:]] for setting, bit in zip(settings, bits, strict=True)]
     seed = compressor.get_config()["seed"]
     size, chunk_size = len(gradients), round(1 / (compressor.density or 1))
     header = payload.Header(
@@ -33,7 +33,7 @@ def max_norm_oracle(
         compressor.fingerprint(specs),
         step,
         len(specs),
-        payload.plan_of([of_one[0] if of_one else 0 for of_one in bits]),
+        payload.plan_of([bit[0] if bit else 0 for bit in bits]),
     )
     chunk_sizes = [chunk_size] * len(specs)
     offsets = chunks.draw([spec.elements for spec in specs], chunk_sizes, seed, step)
@@ -48,12 +48,12 @@ def max_norm_oracle(
         send=functools.partial(_send, bits, seed, header),
     )
     tensor_bytes = []
-    for of_one, drawn in zip(bits, offsets, strict=True):
-        if not of_one:
+    for bit, drawn in zip(bits, offsets, strict=True):
+        if not bit:
             tensor_bytes.append(4 * drawn.size)
             continue
-        widths = [max_norm.width_of_codes(of_one[0], size), *([size.bit_length()] * len(of_one))]
-        sent = [max_norm.words(drawn.size, width) for width in widths[: len(of_one)]]
+        widths = [max_norm.width_of_codes(bit[0], size), *([size.bit_length()] * len(bit))]
+        sent = [max_norm.words(drawn.size, width) for width in widths[: len(bit)]]
         tensor_bytes.append(4 + 8 * sum(sent))
     return outcome._replace(tensor_bytes=[np.array(tensor_bytes, np.int64)] * size)
 
@@ -72,21 +72,23 @@ def _send(
     taken: Sequence[Arrays],
     flags: Sequence[bool],
 ) -> Sent:
-    size, numbers = len(taken), range(len(bits))
-    rests = [[np.zeros_like(values) for values in of_one] for of_one in taken]
+    size, figures = len(taken), range(len(bits))
+    rests = [[np.zeros_like(values) for values in replica_values] for replica_values in taken]
     totals = [np.zeros_like(values) for values in taken[0]]
     maxima: list[list[np.float32]] = [[] for _ in taken]
     words: list[list[np.ndarray]] = [[] for _ in taken]
-    for i in numbers:
-        values = [of_one[i] for of_one in taken]
+    for i in figures:
+        values = [replica_values[i] for replica_values in taken]
         if not bits[i]:
             with np.errstate(over="ignore", invalid="ignore"):
                 totals[i] = functools.reduce(np.add, values)
             continue
-        for of_one, given in zip(maxima, values, strict=True):
-            of_one.append(np.abs(given).max(initial=0))
-        scale = max(of_one[-1] for of_one in maxima) if all(flags) else np.float32(0)
-        shares = [max_norm.shares(given, scale) for given in values]
+        for replica_maxima, vectors in zip(maxima, values, strict=True):
+            replica_maxima.append(np.abs(vectors).max(initial=0))
+        scale = (
+            max(replica_maxima[-1] for replica_maxima in maxima) if all(flags) else np.float32(0)
+        )
+        shares = [max_norm.shares(vectors, scale) for vectors in values]
         steps = max_norm.steps_of(shares, bits[i])
         codes = [
             max_norm.rounded(
@@ -101,12 +103,12 @@ def _send(
         for replica, code in enumerate(codes):
             rests[replica][i] = values[replica] - used * (code / steps)
             words[replica].append(max_norm.pack(code + (2 ** bits[i][0] - 1), width))
-    whole = [i for i in numbers if not bits[i]]
+    whole = [i for i in figures if not bits[i]]
     payloads = []
     for replica, flag in enumerate(flags):
         if whole and sum(taken[0][i].size for i in whole):
-            given = np.concatenate([taken[replica][i] for i in whole])
-            payloads.append(given if all(flags) else np.zeros_like(given))
+            vectors = np.concatenate([taken[replica][i] for i in whole])
+            payloads.append(vectors if all(flags) else np.zeros_like(vectors))
         elif sum(map(len, words[replica])):
             payloads.append(np.concatenate(words[replica]))
         else:

@@ -86,14 +86,14 @@ def adacomp_oracle(
     shapes = [spec.shape for spec in specs]
     encoded = [
         adacomp.encode_payload(
-            of_one[RESIDUAL],
+            replica[RESIDUAL],
             grads,
             step,
             bin_sizes=bin_sizes,
             fingerprint=compressor.fingerprint(specs),
             scale_factor=compressor.scale_factor,
         )
-        for of_one, grads in zip(state, gradients, strict=True)
+        for replica, grads in zip(state, gradients, strict=True)
     ]
     return gathered(
         encoded, shapes, lambda payload: adacomp.decode_payload(payload, shapes, bin_sizes)

@@ -27,11 +27,11 @@ def power_sgd_oracle(
     sums, finite = sums_of(state, gradients)
     size = len(sums)
     factors = state[0][FACTOR]
-    in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
+    in_force = [power_sgd.in_force(*pair) for pair in zip(factors, ranks, strict=True)]
     if all(finite):
         steps = [
-            power_sgd.step(of_all, factor)
-            for of_all, factor in zip(
+            power_sgd.step(matrices, factor)
+            for matrices, factor in zip(
                 zip(*sums, strict=True), power_sgd.start(in_force, step), strict=True
             )
         ]
@@ -47,10 +47,10 @@ def power_sgd_oracle(
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
         kept = kept_residuals(state, sums, finite)
-        after = [{**of_one, RESIDUAL: own} for of_one, own in zip(state, kept, strict=True)]
+        after = [{**replica, RESIDUAL: local} for replica, local in zip(state, kept, strict=True)]
         rights = [[np.zeros_like(factor) for factor in in_force]] * size
     flags = [[np.array(0 if is_finite else np.nan)] for is_finite in finite]
-    lefts = [flag + of_one for flag, of_one in zip(flags, sums, strict=True)]
+    lefts = [flag + total for flag, total in zip(flags, sums, strict=True)]
     payloads = [
         np.concatenate([array.ravel() for array in of_one]).astype(np.float32)
         for of_one in (rights if any(ranks) else lefts)
@@ -77,7 +77,7 @@ def alternating_oracle(
     ranks = settings or compressor.settings(specs)
     sums, finite = sums_of(state, gradients)
     size, factors = len(sums), state[0][ALTERNATING_FACTOR]
-    in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
+    in_force = [power_sgd.in_force(*pair) for pair in zip(factors, ranks, strict=True)]
     tensors = list(zip(*sums, strict=True))
     rights = [power_sgd.sends_right(t[0], f) for t, f in zip(tensors, in_force, strict=True)]
     order = sorted(range(len(specs)), key=lambda i: rights[i])
@@ -104,7 +104,7 @@ def alternating_oracle(
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
         residuals = kept_residuals(state, sums, finite)
-    after = [{RESIDUAL: of_one, ALTERNATING_FACTOR: factors} for of_one in residuals]
+    after = [{RESIDUAL: kept, ALTERNATING_FACTOR: factors} for kept in residuals]
     return Outcome([reduced] * size, [all(finite)] * size, after, payloads, [tensor_bytes] * size)
 
 

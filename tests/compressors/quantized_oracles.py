@@ -23,7 +23,7 @@ def qsgd_oracle(
     bits = settings or [compressor.bits.of(spec) or 0 for spec in specs]
     encoded = [
         qsgd.encode_payload(
-            of_one[RESIDUAL],
+            tensors[RESIDUAL],
             grads,
             step,
             replica=replica,
@@ -33,7 +33,7 @@ def qsgd_oracle(
             seed=compressor.seed,
             fingerprint=compressor.fingerprint(specs),
         )
-        for replica, (of_one, grads) in enumerate(zip(state, gradients, strict=True))
+        for replica, (tensors, grads) in enumerate(zip(state, gradients, strict=True))
     ]
     shapes = [spec.shape for spec in specs]
     return gathered(
@@ -52,8 +52,8 @@ def sign_sgd_oracle(
 ) -> Outcome:
     fingerprint = compressor.fingerprint(specs)
     encoded = [
-        sign_sgd.encode_payload(of_one[RESIDUAL], grads, step, fingerprint=fingerprint)
-        for of_one, grads in zip(state, gradients, strict=True)
+        sign_sgd.encode_payload(replica[RESIDUAL], grads, step, fingerprint=fingerprint)
+        for replica, grads in zip(state, gradients, strict=True)
     ]
     shapes = [spec.shape for spec in specs]
     return gathered(encoded, shapes, lambda payload: sign_sgd.decode_payload(payload, shapes))

@@ -22,7 +22,7 @@ def sidco_oracle(
     shapes = [spec.shape for spec in specs]
     encoded = [
         sidco.encode_payload(
-            of_one[RESIDUAL],
+            replica[RESIDUAL],
             grads,
             step,
             compressor.fingerprint(specs),
@@ -30,6 +30,6 @@ def sidco_oracle(
             distribution=compressor.distribution,
             stages=compressor.stages or sidco.stages_by_density(compressor.density),
         )
-        for of_one, grads in zip(state, gradients, strict=True)
+        for replica, grads in zip(state, gradients, strict=True)
     ]
     return gathered(encoded, shapes, lambda payload: sidco.decode_payload(payload, shapes))

@@ -97,7 +97,7 @@ def test_all_replicas_send_the_same_blocks_and_as_many_bytes_for_any_number_of_t
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100], ids=["tiny", "huge"])
 def test_the_scale_of_gradients_changes_nothing_else(scale):
     gradients = [[normal(90, 64, seed=seed)] for seed in range(3)]
-    scaled = [[np.float32(scale) * g for g in of_one] for of_one in gradients]
+    scaled = [[np.float32(scale) * g for g in replica_gradients] for replica_gradients in gradients]
     expected = lockstep_of(ArcTopK(), gradients).step(gradients)
     actual = lockstep_of(ArcTopK(), gradients).step(scaled)
     assert_equal_bits(actual.reduced[0][0], np.float32(scale) * expected.reduced[0][0])

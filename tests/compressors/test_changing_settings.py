@@ -131,10 +131,10 @@ def test_five_plans_in_one_trace_equal_the_oracle_with_these_settings(method, pl
 def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
     gradients = random_gradients(SHAPES, SIZE)
     specs = specs_of(gradients[0])
-    own = tf.Variable(method.compressor.settings(specs), dtype=tf.int64)
+    defaults = tf.Variable(method.compressor.settings(specs), dtype=tf.int64)
     plain, given = (
         Lockstep(method.compressor, specs, SIZE, settings=settings).step(gradients)
-        for settings in (None, own)
+        for settings in (None, defaults)
     )
     for actual, expected in zip(given.payloads, plain.payloads, strict=True):
         assert_equal_bits(actual, expected)
@@ -173,8 +173,8 @@ def test_lengths_of_vectors_are_known_in_a_graph_unless_settings_may_change(comp
 
         @tf.function(autograph=False)
         def step():
-            of_step = dataclasses.replace(inputs, settings=settings())
-            (end,) = in_lockstep(compressor, [of_step])
+            step_inputs = dataclasses.replace(inputs, settings=settings())
+            (end,) = in_lockstep(compressor, [step_inputs])
             known.extend(given.shape[0] for given in end.given)
             return [tf.size(given) for given in end.given]
 
@@ -194,7 +194,7 @@ def test_ranks_that_shrink_and_grow_keep_the_first_columns_alike_on_all_replicas
         plan.assign([rank])
         outcome = lockstep.step(random_gradients([(60, 80)], SIZE, seed=step))
         (factor,) = outcome.state[0][FACTOR]
-        for of_one in outcome.state[1:]:
-            assert_equal_bits(of_one[FACTOR][0], factor)
+        for replica in outcome.state[1:]:
+            assert_equal_bits(replica[FACTOR][0], factor)
         assert factor.any(axis=0).tolist() == [column < rank for column in range(6)]
     assert lockstep.traces == 1

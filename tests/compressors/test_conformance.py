@@ -71,13 +71,13 @@ def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
     size, specs = len(steps[0]), specs_of(steps[0][0])
     settings = tf.Variable(plans[0], dtype=tf.int64) if plans else None
     lockstep = Lockstep(method.compressor, specs, size, graph=graph, settings=settings)
-    for number, gradients in enumerate(steps):
+    for step, gradients in enumerate(steps):
         before = lockstep.state
-        of_step = {}
+        arguments = {}
         if plans:
-            settings.assign(plans[number])
-            of_step["settings"] = plans[number]
-        expected = method.oracle(method.compressor, specs, before, gradients, number, **of_step)
+            settings.assign(plans[step])
+            arguments["settings"] = plans[step]
+        expected = method.oracle(method.compressor, specs, before, gradients, step, **arguments)
         actual = lockstep.step(gradients)
         assert actual.finite == expected.finite
         if all(actual.finite):
@@ -99,9 +99,9 @@ def conserved(method, before, gradients, outcome):
     `before` is their state.
     """
     size = len(gradients)
-    added = [method.added(size, *of_one) for of_one in zip(before, gradients, strict=True)]
+    added = [method.added(size, *pair) for pair in zip(before, gradients, strict=True)]
     for tensor, reduced in enumerate(outcome.reduced[0]):
-        had = sum(of_one[tensor].astype(np.float32) for of_one in added)
+        had = sum(tensors[tensor].astype(np.float32) for tensors in added)
         kept = np.zeros_like(reduced)
         if method.keeps_residuals:
             scale = method.compressor.residual_scale
@@ -182,7 +182,7 @@ def test_one_element_is_sent_at_once(method, size, shape):
     gradients = [[np.full(shape, 0.5 + replica, np.float32)] for replica in range(size)]
     lockstep = assert_as_oracle(method, [gradients])
     assert not any(
-        residual.any() for of_one in lockstep.state for residual in of_one.get(RESIDUAL, [])
+        residual.any() for replica in lockstep.state for residual in replica.get(RESIDUAL, [])
     )
 
 
@@ -238,8 +238,8 @@ def test_values_near_the_largest_of_float16(method, dtype):
 def with_one_entry(values, seed):
     """For each replica two gradients, with one of the values in the first of them."""
     gradients = random_gradients([(70, 60), (9,)], len(values), seed=seed)
-    for of_one, value in zip(gradients, values, strict=True):
-        of_one[0][17, 3] = value
+    for replica_gradients, value in zip(gradients, values, strict=True):
+        replica_gradients[0][17, 3] = value
     return gradients
 
 
@@ -281,9 +281,9 @@ def test_only_what_would_have_been_sent_is_dropped_with_such_a_sum(method):
             [*outcome.reduced, *outcome.residuals],
             [*expected.reduced, *expected.residuals],
         )
-        for arrays, of_control in zip(actual, wanted, strict=True):
-            for one, other in zip(arrays, of_control, strict=True):
-                assert_equal_bits(one, other)
+        for arrays, wanted_arrays in zip(actual, wanted, strict=True):
+            for array, wanted_array in zip(arrays, wanted_arrays, strict=True):
+                assert_equal_bits(array, wanted_array)
 
 
 @every_class
@@ -345,8 +345,8 @@ def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     scale = method.compressor.residual_scale
     for replica, kept in enumerate(outcome.residuals):
         added = method.added(2, before[replica], gradients[replica])
-        for residual, of_one in zip(kept, added, strict=True):
-            assert_near(residual, scale * of_one, terms=8)
+        for residual, expected in zip(kept, added, strict=True):
+            assert_near(residual, scale * expected, terms=8)
 
 
 # Others equal their oracle in every bit, and it gives all replicas the same.

@@ -40,14 +40,14 @@ def test_replicas_find_the_largest_entries_of_the_sum():
     generator = np.random.default_rng(0)
     noise = generator.normal(size=(2, 100, 200)).astype(np.float32)
     common = np.zeros((100, 200), np.float32)
-    places = generator.choice(20_000, 4, replace=False)
-    common.reshape(-1)[places] = 100
+    indices = generator.choice(20_000, 4, replace=False)
+    common.reshape(-1)[indices] = 100
     apart = np.roll(common, 7) * 2
     gradients = [[noise[0] + common + apart], [noise[1] + common - apart]]
     outcome = Lockstep(CountSketch(0.001, rows=5), specs_of(gradients[0]), 2).step(gradients)
-    total = np.add(*(of_one[0] for of_one in gradients)).reshape(-1)
+    total = np.add(*(replica_gradients[0] for replica_gradients in gradients)).reshape(-1)
     (reduced,) = outcome.reduced[0]
-    np.testing.assert_array_equal(reduced.reshape(-1)[places], total[places])
+    np.testing.assert_array_equal(reduced.reshape(-1)[indices], total[indices])
     assert np.count_nonzero(reduced) == 4 * 20
 
 
@@ -90,9 +90,9 @@ def loss_after_training(select):
             moments[worker] += 0.01 * (gradient**2 - moments[worker])
             root = np.sqrt(moments[worker] / (1 - 0.99 ** (step + 1)))
             left[worker] += gradient / (root + 1e-7) / WORKERS
-        places = select(left.sum(0), step)
-        weights[places] -= 0.01 * left[:, places].sum(0)
-        left[:, places] = 0
+        indices = select(left.sum(0), step)
+        weights[indices] -= 0.01 * left[:, indices].sum(0)
+        left[:, indices] = 0
     return np.logaddexp(0, -signs * (rows @ weights)).mean()
 
 

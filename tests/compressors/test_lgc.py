@@ -88,10 +88,10 @@ def rounded(before, given):
 def lost(before, given, outcome):
     """Returns the largest part of residuals and gradients that is neither reduced nor kept."""
     missed = []
-    for place, reduced in enumerate(outcome.reduced[0]):
-        had = sum(state[RESIDUAL][place].astype(np.float64) for state in before)
-        had += sum(of_one[place].astype(np.float64) for of_one in given)
-        kept = sum(of_one[place].astype(np.float64) for of_one in outcome.residuals)
+    for index, reduced in enumerate(outcome.reduced[0]):
+        had = sum(state[RESIDUAL][index].astype(np.float64) for state in before)
+        had += sum(tensors[index].astype(np.float64) for tensors in given)
+        kept = sum(tensors[index].astype(np.float64) for tensors in outcome.residuals)
         missed.append(np.abs(reduced + kept - had).max())
     return max(missed)
 
@@ -148,8 +148,8 @@ def test_with_frozen_slopes_shares_average_to_what_is_decoded(dtype, error):
     shares = np.stack([network.share(mean, latent) for latent in latents])
     largest = np.abs(shares).max()
     np.testing.assert_allclose(shares.mean(0), decoded, rtol=0, atol=4 * error * largest)
-    own = np.stack([network.decode(latent) for latent in latents]).mean(0)
-    assert np.abs(own - decoded).max() > 1e-3 * largest
+    local = np.stack([network.decode(latent) for latent in latents]).mean(0)
+    assert np.abs(local - decoded).max() > 1e-3 * largest
     if dtype == np.float32:
         native = Network(compressor.architecture, tf.constant(flat(parts)), False)
         rows = tf.concat([mean[np.newaxis], latents], 0)
@@ -167,11 +167,11 @@ def run(step, steps=20, size=3, elements=400, count=40):
     reference."""
     generator = np.random.default_rng(3)
     residuals, given, sent = np.zeros((size, elements)), np.zeros(elements), np.zeros(elements)
-    for number in range(steps):
+    for index in range(steps):
         fresh = generator.normal(size=(size, elements)) / size
-        values, leads = residuals + fresh, leader(number, size)
-        places = lgc.top_k_by_leader(values, leads, [count], [elements])
-        outcome = step(values, places, leads)
+        values, leads = residuals + fresh, leader(index, size)
+        indices = lgc.top_k_by_leader(values, leads, [count], [elements])
+        outcome = step(values, indices, leads)
         residuals, given, sent = outcome.residuals, given + fresh.sum(0), sent + outcome.total
     return given, sent, residuals.sum(0)
 
@@ -187,9 +187,9 @@ def some_coder(innovations):
 def test_nothing_is_lost_but_by_the_rule_that_drops_what_the_coder_misses(way):
     coder = some_coder(way == "parameter_server")
     steps = {
-        "all_reduce": lambda *of_step: lgc.all_reduce(*of_step, coder),
-        "parameter_server": lambda *of_step: lgc.parameter_server(*of_step, coder, 4),
-        "dropping": lambda *of_step: lgc.dropping(*of_step, coder),
+        "all_reduce": lambda *arguments: lgc.all_reduce(*arguments, coder),
+        "parameter_server": lambda *arguments: lgc.parameter_server(*arguments, coder, 4),
+        "dropping": lambda *arguments: lgc.dropping(*arguments, coder),
     }
     given, sent, kept = run(steps[way])
     gap = np.abs(given - sent - kept).max() / np.abs(given).max()
@@ -197,8 +197,8 @@ def test_nothing_is_lost_but_by_the_rule_that_drops_what_the_coder_misses(way):
 
 
 def test_an_identity_is_top_k_by_a_leader():
-    sums = run(lambda values, places, leads: lgc.sum_entries(values, places))
-    coded = run(lambda *of_step: lgc.all_reduce(*of_step, lgc.identity()))
+    sums = run(lambda values, indices, leads: lgc.sum_entries(values, indices))
+    coded = run(lambda *arguments: lgc.all_reduce(*arguments, lgc.identity()))
     for expected, actual in zip(sums, coded, strict=True):
         assert_close(actual, expected, terms=50, dtype="float64")
 
@@ -209,15 +209,15 @@ def test_an_identity_is_top_k_by_a_leader():
 def as_reference(values, compressor, leads, parts, pattern):
     """Encodes the coded tensors by the reference; values by replica, flat."""
     entries = compressor.layout(SPECS).entries
-    sizes = [SPECS[place].elements for place in CODED]
-    rows = np.stack([np.concatenate([of_one[place] for place in CODED]) for of_one in values])
-    places = lgc.top_k_by_leader(rows, leads, [entries[place] for place in CODED], sizes)
+    sizes = [SPECS[index].elements for index in CODED]
+    rows = np.stack([np.concatenate([value[index] for index in CODED]) for value in values])
+    indices = lgc.top_k_by_leader(rows, leads, [entries[index] for index in CODED], sizes)
     architecture = compressor.architecture
     coder = lgc.Network((architecture.encoder, architecture.decoder), parts).coder()
     if pattern == "all_reduce":
-        return lgc.all_reduce(rows, places, leads, coder)
+        return lgc.all_reduce(rows, indices, leads, coder)
     added = compressor.layout(SPECS).added
-    return lgc.parameter_server(rows, places, leads, coder, added)
+    return lgc.parameter_server(rows, indices, leads, coder, added)
 
 
 @every_pattern
@@ -226,26 +226,29 @@ def test_it_equals_the_reference_and_loses_nothing(pattern):
     parts = weights_of(compressor)
     lockstep = in_phase(CODING, compressor, weights=parts)
     for step in range(3):
-        given, before = gradients(step), lockstep.state
+        step_gradients, before = gradients(step), lockstep.state
         values = [
-            [(kept + new).reshape(-1) for kept, new in zip(state[RESIDUAL], of_one, strict=True)]
-            for state, of_one in zip(before, given, strict=True)
+            [
+                (kept + new).reshape(-1)
+                for kept, new in zip(state[RESIDUAL], replica_gradients, strict=True)
+            ]
+            for state, replica_gradients in zip(before, step_gradients, strict=True)
         ]
         expected = as_reference(values, compressor, leader(step, 3), parts, pattern)
-        outcome = lockstep.step(given)
-        assert lost(before, given, outcome) < rounded(before, given)
+        outcome = lockstep.step(step_gradients)
+        assert lost(before, step_gradients, outcome) < rounded(before, step_gradients)
         largest = np.abs(expected.total).max()
-        total = np.concatenate([outcome.reduced[0][place].reshape(-1) for place in CODED])
+        total = np.concatenate([outcome.reduced[0][index].reshape(-1) for index in CODED])
         np.testing.assert_allclose(total, expected.total, rtol=0, atol=2e-5 * largest)
         for replica, residuals in enumerate(outcome.residuals):
-            kept = np.concatenate([residuals[place].reshape(-1) for place in CODED])
+            kept = np.concatenate([residuals[index].reshape(-1) for index in CODED])
             np.testing.assert_allclose(kept, expected.residuals[replica], rtol=0, atol=1e-4)
-        for place, reduced in enumerate(outcome.reduced[0]):
-            assert_equal_bits(reduced, outcome.reduced[1][place])
+        for index, reduced in enumerate(outcome.reduced[0]):
+            assert_equal_bits(reduced, outcome.reduced[1][index])
         # The first layer and small variables are summed whole; the last layer sends the leader's
         # entries.
-        for place in (0, 2):
-            assert not any(residuals[place].any() for residuals in outcome.residuals)
+        for index in (0, 2):
+            assert not any(residuals[index].any() for residuals in outcome.residuals)
         assert np.count_nonzero(outcome.reduced[0][4]) == 180
 
 
@@ -261,10 +264,10 @@ def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype
     compressor = LGC(pattern, density=0.1, dense_steps=0, latent_dtype=latent_dtype)
     lockstep = in_phase(phase, compressor)
     for step in range(2):
-        before, given = lockstep.state, gradients(step)
-        outcome = lockstep.step(given)
+        before, step_gradients = lockstep.state, gradients(step)
+        outcome = lockstep.step(step_gradients)
         assert outcome.finite == [True] * 3
-        assert lost(before, given, outcome) < rounded(before, given)
+        assert lost(before, step_gradients, outcome) < rounded(before, step_gradients)
         headers = [
             payload - tensors.sum()
             for payload, tensors in zip(outcome.payload_bytes, outcome.tensor_bytes, strict=True)
@@ -272,18 +275,18 @@ def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype
         once = 4 * compressor.job_state(SPECS)[WEIGHTS].shape[0] // 3
         switched = once if phase == SWITCHING and step == 0 else 0
         assert all(0 < header - switched <= 70 for header in headers)
-    before, given = lockstep.state, gradients(2)
-    given[1][3][0, 0, 0, 0] = np.inf  # not the leader's
-    outcome = lockstep.step(given)
+    before, step_gradients = lockstep.state, gradients(2)
+    step_gradients[1][3][0, 0, 0, 0] = np.inf  # not the leader's
+    outcome = lockstep.step(step_gradients)
     assert outcome.finite == [False] * 3
     assert not any(reduced.any() for reduced in outcome.reduced[0])
     for replica, (state, residuals) in enumerate(zip(before, outcome.residuals, strict=True)):
-        for had, new, has in zip(state[RESIDUAL], given[replica], residuals, strict=True):
+        for had, new, has in zip(state[RESIDUAL], step_gradients[replica], residuals, strict=True):
             assert_equal_bits(has, had if replica == 1 else had + new)
-    given = gradients(3)
-    given[0][1][0, 0] = np.nan  # the leader's
+    step_gradients = gradients(3)
+    step_gradients[0][1][0, 0] = np.nan  # the leader's
     before = lockstep.state
-    assert lockstep.step(given).finite == [False] * 3
+    assert lockstep.step(step_gradients).finite == [False] * 3
     after = lockstep.step(gradients(4))
     assert after.finite == [True] * 3
     assert all(np.isfinite(reduced).all() for reduced in after.reduced[0])
@@ -298,8 +301,8 @@ def test_an_autoencoder_that_changes_nothing_sends_what_the_leaders_top_k_does()
     )
     for step in range(4):
         coded, summed = (lockstep.step(gradients(step)) for lockstep in (coding, summing))
-        for one, other in zip(coded.reduced[0], summed.reduced[0], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        for first, second in zip(coded.reduced[0], summed.reduced[0], strict=True):
+            np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-5)
 
 
 @every_pattern
@@ -308,12 +311,14 @@ def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponen
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     plain, scaled = (in_phase(CODING, compressor) for _ in range(2))
     for step in range(2):
-        given = gradients(step)
+        step_gradients = gradients(step)
         factor = np.float32(2.0**exponent)
-        expected = plain.step(given).reduced[0]
-        actual = scaled.step([[factor * g for g in of_one] for of_one in given]).reduced[0]
-        for one, other in zip(actual, expected, strict=True):
-            np.testing.assert_array_equal(one, factor * other)
+        expected = plain.step(step_gradients).reduced[0]
+        actual = scaled.step(
+            [[factor * g for g in replica_gradients] for replica_gradients in step_gradients]
+        ).reduced[0]
+        for first, second in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(first, factor * second)
 
 
 @every_pattern
@@ -322,18 +327,20 @@ def test_the_decoding_of_zeros_is_zeros(pattern, zero):
     """An autoencoder makes something of zeros, and it would be far more than small gradients."""
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     lockstep = in_phase(CODING, compressor)
-    small = [[np.float32(1e-4) * g for g in of_one] for of_one in gradients(0)]
+    small = [
+        [np.float32(1e-4) * g for g in replica_gradients] for replica_gradients in gradients(0)
+    ]
     small[zero] = [np.zeros_like(g) for g in small[zero]]
     outcome = lockstep.step(small)
     assert outcome.finite == [True] * 3
     empty = in_phase(CODING, compressor).state
     assert lost(empty, small, outcome) < rounded(empty, small)
-    largest = max(np.abs(g).max() for of_one in small for g in of_one)
-    for place in CODED:
-        assert np.abs(outcome.reduced[0][place]).max() < 30 * largest
+    largest = max(np.abs(g).max() for replica_gradients in small for g in replica_gradients)
+    for index in CODED:
+        assert np.abs(outcome.reduced[0][index]).max() < 30 * largest
     if zero == 0 or pattern == "parameter_server":  # by its own scale, or the leader's
-        for place in CODED:
-            assert not np.any(lockstep.state[zero][RESIDUAL][place])
+        for index in CODED:
+            assert not np.any(lockstep.state[zero][RESIDUAL][index])
 
 
 def test_the_first_replica_changes_all_phases_when_it_leads_a_step():
@@ -374,13 +381,15 @@ def test_a_leader_whose_residuals_are_three_times_as_large_gives_the_autoencoder
     for step in range(second + 2):
         phases = {int(state[PHASE]) for state in lockstep.job_state}
         assert phases == {CODING if step <= second else phase}
-        own = [3 * np.linalg.norm(residual) for residual in lockstep.state[1][RESIDUAL]]
+        local = [3 * np.linalg.norm(residual) for residual in lockstep.state[1][RESIDUAL]]
         if step == second:  # as if its residuals had been so much smaller in the first one
-            norms[1].assign(np.array(own, np.float32) * np.float32(share))
-        before, given = lockstep.state, gradients(step)
-        assert lost(before, given, lockstep.step(given)) < rounded(before, given)
+            norms[1].assign(np.array(local, np.float32) * np.float32(share))
+        before, step_gradients = lockstep.state, gradients(step)
+        assert lost(before, step_gradients, lockstep.step(step_gradients)) < rounded(
+            before, step_gradients
+        )
         if step == first:
-            np.testing.assert_allclose(norms[1], own, rtol=1e-5)
+            np.testing.assert_allclose(norms[1], local, rtol=1e-5)
 
 
 @every_pattern
@@ -391,8 +400,8 @@ def test_training_vectors_are_collected_of_finite_steps(pattern):
     bad = gradients(1)
     bad[2][0][0, 0] = np.nan
     lockstep.step(bad)
-    before, given = lockstep.state, gradients(2)
-    lockstep.step(given)
+    before, step_gradients = lockstep.state, gradients(2)
+    lockstep.step(step_gradients)
     first, *others = lockstep.job_state
     assert [int(state[COLLECTED]) for state in lockstep.job_state] == [2, 2, 2]
     np.testing.assert_array_equal(first[VECTOR_STEPS].numpy()[:7], [1, 1, 1, 2, 2, 2, 0])
@@ -400,14 +409,14 @@ def test_training_vectors_are_collected_of_finite_steps(pattern):
     rows = np.stack(
         [
             np.concatenate([(s[RESIDUAL][p] + g[p]).reshape(-1) for p in CODED])
-            for s, g in zip(before, given, strict=True)
+            for s, g in zip(before, step_gradients, strict=True)
         ]
     )
-    sizes = [SPECS[place].elements for place in CODED]
-    places = lgc.top_k_by_leader(rows, 2, [120, 130], sizes)
-    chosen = rows[:, places]
+    sizes = [SPECS[index].elements for index in CODED]
+    indices = lgc.top_k_by_leader(rows, 2, [120, 130], sizes)
+    chosen = rows[:, indices]
     shared = pattern == "all_reduce"
-    scales = [lgc.scale(chosen[2] if shared else of_one) for of_one in chosen]
+    scales = [lgc.scale(chosen[2] if shared else vector) for vector in chosen]
     leader_first = np.roll(chosen / np.array(scales)[:, np.newaxis], -2, axis=0)
     expected = np.pad(leader_first, ((0, 0), (0, 6)))
     np.testing.assert_allclose(first[VECTORS].numpy()[3:6], expected, rtol=1e-5, atol=1e-6)
@@ -453,9 +462,11 @@ def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
             few.job_state, in_phase(phase, compressor, 2).job_state, strict=True
         ):
             job_state.update(all_of_it)  # of the whole job
-        given = [of_one[:3] for of_one in gradients(1, 2)]
+        step_gradients = [replica_gradients[:3] for replica_gradients in gradients(1, 2)]
         before = few.state
-        assert lost(before, given, few.step(given)) < rounded(before, given)
+        assert lost(before, step_gradients, few.step(step_gradients)) < rounded(
+            before, step_gradients
+        )
 
 
 # Bytes.
@@ -464,8 +475,8 @@ def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
 def resnet50(replicas, stem, added=0, index_bytes=2):
     """As the specification counts them: 2 bytes for an index, no vectors, values of the last."""
     entries, last = 23_475, 21
-    places = index_bytes * (entries + last)
-    sizes = lgc.Sizes(23_520_842, stem, entries, last, 5872, replicas, places, index_bytes)
+    indices = index_bytes * (entries + last)
+    sizes = lgc.Sizes(23_520_842, stem, entries, last, 5872, replicas, indices, index_bytes)
     return sizes, added
 
 
@@ -474,11 +485,11 @@ def test_ratios_equal_the_specification():
     top_k = [resnet50(1, stem)[0] for stem in (wide, narrow)]
     assert [sizes.ratio(sizes.top_k()) for sizes in top_k] == pytest.approx([527, 636], rel=3e-3)
     for replicas, band in ((2, [1110, 1741]), (8, [1402, 2584])):
-        of_both = [resnet50(replicas, stem)[0] for stem in (wide, narrow)]
-        ratios = [sizes.ratio(sizes.all_reduce()) for sizes in of_both]
+        layouts = [resnet50(replicas, stem)[0] for stem in (wide, narrow)]
+        ratios = [sizes.ratio(sizes.all_reduce()) for sizes in layouts]
         assert ratios == pytest.approx(band, rel=3e-3)
-    of_both = [resnet50(2, wide, 2348), resnet50(2, narrow, 235)]
-    ratios = [sizes.ratio(sizes.parameter_server(added)) for sizes, added in of_both]
+    layouts = [resnet50(2, wide, 2348), resnet50(2, narrow, 235)]
+    ratios = [sizes.ratio(sizes.parameter_server(added)) for sizes, added in layouts]
     assert ratios == pytest.approx([1081, 2154], rel=3e-3)
     runs = [
         lgc.whole_run_ratio(steps, 200, 300, (527, 1110), 216_677 / 23_520_842)

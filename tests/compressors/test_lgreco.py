@@ -70,20 +70,22 @@ def install(lgreco, job_states, plan):
 @every_method
 def test_steps_by_five_plans_in_one_trace_are_the_methods_with_these_settings(method, values):
     lgreco, specs = LGreCo(method, values), dense_specs(SHAPES)
-    own = method.settings(specs)
+    defaults = method.settings(specs)
     choices = [lgreco.choices(spec) for spec in specs]
     wide = method
     if method.name == "power_sgd":  # with room for all ranks
         wide = PowerSGD(6, overrides={"layer_4": 3}, alternate=method.alternate)
-    settings = tf.Variable(own, dtype=tf.int64)
+    settings = tf.Variable(defaults, dtype=tf.int64)
     by_plan = Lockstep(lgreco, specs, 2, graph=True)
     right = Lockstep(wide, specs, 2, graph=True, settings=settings)
     for step in range(6):
-        plan = [of_one[(i + step) % 3] if of_one else -1 for i, of_one in enumerate(choices)]
+        plan = [choice[(i + step) % 3] if choice else -1 for i, choice in enumerate(choices)]
         if step == 3:  # there is none
             plan = [-1] * len(specs)
         install(lgreco, by_plan.job_state, plan)
-        settings.assign([s if s >= 0 else of_own for s, of_own in zip(plan, own, strict=True)])
+        settings.assign(
+            [s if s >= 0 else default for s, default in zip(plan, defaults, strict=True)]
+        )
         gradients = random_gradients(SHAPES, 2, seed=step)
         actual, expected = by_plan.step(gradients), right.step(gradients)
         assert actual.payload_bytes == expected.payload_bytes
@@ -93,7 +95,7 @@ def test_steps_by_five_plans_in_one_trace_are_the_methods_with_these_settings(me
                 for array, by_method in zip(*arrays, strict=True):
                     assert_equal_bits(array, by_method)
     assert by_plan.traces == 1
-    assert [bool(of_one) for of_one in choices] == [True, False, True, True, False]
+    assert [bool(choice) for choice in choices] == [True, False, True, True, False]
 
 
 class Exchanging:
@@ -113,16 +115,16 @@ class Exchanging:
             self.exchange = GradientExchange(Method(repr(compressor), [candidate], choose))
             self.exchange.build(self.variables)
 
-    def step(self, gradients, places):
+    def step(self, gradients, indices):
         """Returns the reduced gradients of the variables at some places."""
-        variables = [self.variables[place] for place in places]
+        variables = [self.variables[index] for index in indices]
         self.reduced.clear()
 
         def reduce(given):
             totals, *_ = self.exchange.reduce(given, variables)
             tf.numpy_function(lambda *totals: self.reduced.append(totals), totals, [])
 
-        given = [[of_one[place] for place in places] for of_one in gradients]
+        given = [[replica_gradients[index] for index in indices] for replica_gradients in gradients]
         stepper(self.strategy, reduce)(given)
         return self.reduced[0]
 
@@ -136,8 +138,8 @@ class Exchanging:
 
 def install_in(exchange, plan):
     name = exchange.hooks.get(LayerPlanner).lgreco.plan.name
-    for own in copies_of(exchange.job_state[name]):
-        own.assign([setting + 1 for setting in plan])
+    for local in copies_of(exchange.job_state[name]):
+        local.assign([setting + 1 for setting in plan])
 
 
 def copies_of(variable):
@@ -157,13 +159,13 @@ def test_a_step_of_some_variables_takes_their_own_settings_of_the_plan():
     assert planned.exchange.hooks.plan_in_force().settings == entries
     assert right.exchange.compressor.settings(right.exchange.specs) == entries
     sums = [np.zeros(shape, "float32") for shape in Exchanging.SHAPES]
-    for step, places in enumerate([[0, 1, 2], [2], [1, 0], [2, 1]]):
+    for step, indices in enumerate([[0, 1, 2], [2], [1, 0], [2, 1]]):
         gradients = random_gradients(Exchanging.SHAPES, 2, seed=step)
-        totals = planned.step(gradients, places)
-        for actual, expected in zip(totals, right.step(gradients, places), strict=True):
+        totals = planned.step(gradients, indices)
+        for actual, expected in zip(totals, right.step(gradients, indices), strict=True):
             np.testing.assert_array_equal(actual, expected)
-        for place in places:
-            sums[place] += 2 * gradients[0][place]
+        for index in indices:
+            sums[index] += 2 * gradients[0][index]
     for actual, expected in zip(planned.sums(), sums, strict=True):
         assert_close(actual, expected, terms=4, steps=4)
     assert not any(total.any() for total in planned.sums(replica=1))
@@ -176,11 +178,13 @@ def test_the_plan_that_all_replicas_take_sends_less_and_misses_no_more():
     totals = [np.zeros(shape) for shape in Exchanging.SHAPES]
     for step in range(2):
         gradients = random_gradients(Exchanging.SHAPES, 2, seed=step)
-        for of_one in gradients:
-            for gradient, share in zip(of_one, shares, strict=True):
+        for plan_copy in gradients:
+            for gradient, share in zip(plan_copy, shares, strict=True):
                 gradient[np.random.default_rng(0).random(gradient.shape) > share] *= 0.01
         exchanging.step(gradients, [0, 1, 2])
-        totals = [total + of_first for total, of_first in zip(totals, gradients[0], strict=True)]
+        totals = [
+            total + gradient_0 for total, gradient_0 in zip(totals, gradients[0], strict=True)
+        ]
     plan = exchanging.exchange.plan_settings()
 
     def missed(entries):
@@ -189,14 +193,14 @@ def test_the_plan_that_all_replicas_take_sends_less_and_misses_no_more():
             for total, count in zip(totals, entries, strict=True)
         )
 
-    own = TopK(0.05).settings(exchanging.exchange.specs)
-    assert sum(plan.settings) < sum(own)
-    assert plan.settings[0] < own[0]
-    assert missed(plan.settings) <= missed(own) * (1 + 1e-6)
-    assert plan.budget_used == pytest.approx(missed(plan.settings) / missed(own), rel=1e-5)
-    assert plan.ratio == pytest.approx(sum(own) / sum(plan.settings))
-    for of_one in copies(collective(), exchanging.exchange.job_state["top_k_plan"]):
-        assert of_one.tolist() == [setting + 1 for setting in plan.settings]
+    defaults = TopK(0.05).settings(exchanging.exchange.specs)
+    assert sum(plan.settings) < sum(defaults)
+    assert plan.settings[0] < defaults[0]
+    assert missed(plan.settings) <= missed(defaults) * (1 + 1e-6)
+    assert plan.budget_used == pytest.approx(missed(plan.settings) / missed(defaults), rel=1e-5)
+    assert plan.ratio == pytest.approx(sum(defaults) / sum(plan.settings))
+    for plan_copy in copies(collective(), exchanging.exchange.job_state["top_k_plan"]):
+        assert plan_copy.tolist() == [setting + 1 for setting in plan.settings]
     for replica in range(2):  # and begins again
         assert not any(total.any() for total in exchanging.sums(replica))
     assert exchanging.exchange.hooks.plan_in_force() == plan
@@ -225,11 +229,11 @@ def test_gradients_enter_as_they_are_compressed_divided_by_adams_second_moment(m
         replicas.step(gradients)
         moments = ops.SecondMoments([moment], step + 1, 0.999, 1e-7, 2)
         total += 2 * ops.precondition(moments, [tf.constant(gradients[0][0])])[0].numpy()
-    (of_first, of_other) = copies(
+    (first_sum, other_sum) = copies(
         replicas.strategy, replicas.optimizer.exchange.state[GRADIENT_SUM][0]
     )
-    assert_close(of_first, total, terms=4, steps=3)
-    assert not of_other.any()
+    assert_close(first_sum, total, terms=4, steps=3)
+    assert not other_sum.any()
 
 
 def test_a_step_of_the_warm_up_does_not_enter():
@@ -290,9 +294,9 @@ def test_replicas_with_other_plans_notice(method, values):
 
 def test_a_plan_for_other_choices_is_not_used():
     spec = GradientSpec("layer", (60, 80), "float32", "dense")
-    own, choices = LGreCo(QSGD(4)), LGreCo(QSGD(4), [2, 8])
+    local, choices = LGreCo(QSGD(4)), LGreCo(QSGD(4), [2, 8])
     plan = tf.constant([0, 3 + 1, 8 + 1, 9 + 1], tf.int64)
-    assert own.plan.settings([spec] * 4, plan).numpy().tolist() == [4, 3, 8, 4]
+    assert local.plan.settings([spec] * 4, plan).numpy().tolist() == [4, 3, 8, 4]
     assert choices.plan.settings([spec] * 4, plan).numpy().tolist() == [4, 4, 8, 4]
 
 
@@ -338,11 +342,11 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
         after = resumed(before, lgreco(rank))
         exchange = after.optimizer.exchange
         assert exchange.hooks.plan_in_force().settings[0] == in_force
-        for own in copies(after.strategy, exchange.state[name][0]):
+        for copy in copies(after.strategy, exchange.state[name][0]):
             width = min(6, columns)
-            assert own.shape == (rows, columns)
-            np.testing.assert_array_equal(own[:, :width], factor[:, :width])
-            assert not own[:, width:].any()
+            assert copy.shape == (rows, columns)
+            np.testing.assert_array_equal(copy[:, :width], factor[:, :width])
+            assert not copy[:, width:].any()
         total = copies(after.strategy, exchange.state[GRADIENT_SUM][0])[0]
         expected = 2 * gradients_at(0)[0][0] + 2 * gradients_at(1)[0][0]
         np.testing.assert_array_equal(total, expected)
@@ -483,9 +487,9 @@ def test_lgreco_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
 
 
 def test_one_replica_has_nothing_to_plan():
-    alone = Exchanging(LGreCo(QSGD(4)), mirrored(1)).exchange
-    assert alone.plan_settings() is None
-    assert alone.hooks.plan_in_force() is None
+    single = Exchanging(LGreCo(QSGD(4)), mirrored(1)).exchange
+    assert single.plan_settings() is None
+    assert single.hooks.plan_in_force() is None
     assert Exchanging(Cast()).exchange.plan_settings() is None
 
 

@@ -49,7 +49,7 @@ def step(method, *, graph=False):
     return Lockstep(method, specs_of(GRADIENTS[0]), 2, graph=graph).step(GRADIENTS)
 
 
-def of_rank(inputs):
+def rank_inputs(inputs):
     return AllGather(tf.zeros([1 + inputs.rank], tf.int32), same_length=True)
 
 
@@ -130,7 +130,7 @@ def test_anything_but_a_reduced_is_refused():
 @pytest.mark.parametrize(
     "request_",
     [
-        of_rank,
+        rank_inputs,
         lambda inputs: AllReduce(tf.zeros([1 + inputs.rank])),
         lambda inputs: Broadcast(tf.zeros([1 + inputs.rank], tf.int32), tf.constant(0)),
         lambda inputs: AllGather(tf.range(1 + tf.cast(inputs.step, tf.int32) + inputs.rank), True),

@@ -15,8 +15,8 @@ def sent(compressor, share):
     """Returns the sent values of many entries that are a share of the largest entry, which is 1."""
     gradient = np.full(ROUNDINGS + 1, share, np.float32)
     gradient[-1] = 1
-    of_all = [[gradient.reshape(1, -1)]]
-    (reduced,) = Lockstep(compressor, specs_of(of_all[0]), 1).step(of_all).reduced[0]
+    all_gradients = [[gradient.reshape(1, -1)]]
+    (reduced,) = Lockstep(compressor, specs_of(all_gradients[0]), 1).step(all_gradients).reduced[0]
     return reduced[0, :-1].astype(np.float64)
 
 
@@ -64,10 +64,17 @@ def test_replicas_round_each_in_its_own_way():
     gradient = np.random.default_rng(0).normal(size=(100, 100)).astype(np.float32)
     steps = [Lockstep(MaxNormQuantization(seed=seed), specs_of([gradient]), 2) for seed in (0, 1)]
     outcomes = [lockstep.step([[gradient]] * 2) for lockstep in steps]
-    left = [of_one[0].reshape(-1) for outcome in outcomes for of_one in outcome.residuals]
-    left += [of_one[0].reshape(-1) for of_one in steps[0].step([[gradient]] * 2).residuals]
+    left = [
+        replica_residuals[0].reshape(-1)
+        for outcome in outcomes
+        for replica_residuals in outcome.residuals
+    ]
+    left += [
+        replica_residuals[0].reshape(-1)
+        for replica_residuals in steps[0].step([[gradient]] * 2).residuals
+    ]
     up = np.array(left) < 0  # what remains of an entry that was rounded up, or away from zero
-    same = [(one == other).mean() for i, one in enumerate(up) for other in up[:i]]
+    same = [(first == second).mean() for i, first in enumerate(up) for second in up[:i]]
     assert max(same) < 0.8
 
 
@@ -79,7 +86,7 @@ def test_sums_of_codes_are_exact(bits, replicas):
     codes = generator.integers(0, most + 1, (replicas, 100))
     codes[:, :40], codes[:, 40:60] = most, 0
     width = _code_width(bits, replicas)
-    asked = [_sum([tf.constant(own, tf.float32)], [width]) for own in codes]
+    asked = [_sum([tf.constant(code, tf.float32)], [width]) for code in codes]
     for end in in_lockstep(asked):
         assert end.result[0].numpy().tolist() == codes.sum(0).tolist()
 
@@ -133,8 +140,8 @@ def test_scales_too_small_to_divide_are_zeros():
     gradient = np.full((3, 4), 1e-36, np.float32)
     outcome = Lockstep(MaxNormQuantization(), specs_of([gradient]), 2).step([[gradient]] * 2)
     assert not outcome.reduced[0][0].any()
-    for of_one in outcome.residuals:
-        assert_equal_bits(of_one[0], gradient)
+    for replica_residuals in outcome.residuals:
+        assert_equal_bits(replica_residuals[0], gradient)
 
 
 @pytest.mark.parametrize(

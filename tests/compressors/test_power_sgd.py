@@ -139,7 +139,9 @@ def test_the_scale_of_gradients_changes_nothing_else(compressor, name, scale):
     scale = np.float32(scale)
     for gradients in steps:
         expected = plain.step(gradients)
-        actual = scaled.step([[scale * g for g in of_one] for of_one in gradients])
+        actual = scaled.step(
+            [[scale * g for g in replica_gradients] for replica_gradients in gradients]
+        )
         assert_equal_bits(actual.reduced[0][0], scale * expected.reduced[0][0])
         assert_equal_bits(actual.residuals[1][0], scale * expected.residuals[1][0])
         assert_equal_bits(actual.state[0][name][0], expected.state[0][name][0])
@@ -267,8 +269,8 @@ def test_alternating_sends_one_of_the_factors_in_one_request():
     outcomes = [lockstep.step(gradients) for _ in range(4)]
     assert [halves(outcome, 90) for outcome in outcomes] == [(True, False), (False, True)] * 2
     lengths = [4 * (outcome.payloads[0].size - 1) for outcome in outcomes]
-    assert [int(of_one.tensor_bytes[0].sum()) for of_one in outcomes] == lengths
-    assert [of_one.payload_bytes[0] - 4 for of_one in outcomes] == lengths
+    assert [int(outcome.tensor_bytes[0].sum()) for outcome in outcomes] == lengths
+    assert [outcome.payload_bytes[0] - 4 for outcome in outcomes] == lengths
     assert list(outcomes[0].tensor_bytes[0]) == [16 * 90, 16 * 9 * 16, 4 * 40]
     assert list(outcomes[1].tensor_bytes[0]) == [16 * 60, 16 * 32, 4 * 40]
     assert lengths[0] + lengths[1] == plain.sum() + 4 * 40

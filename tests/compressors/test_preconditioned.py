@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.compressors.lockstep import assert_equal_bits, in_lockstep, specs_of
 from tests.compressors.test_conformance import every_format, random_gradients
 from tests.compressors.test_warmup import after_warmup
@@ -29,17 +29,27 @@ class Replicas:
         self.state = [new_state(compressor, self.specs, ADAM) for _ in range(SIZE)]
         self.job_state = [new_job_state(compressor, self.specs) for _ in range(SIZE)]
 
-    def step(self, number, gradients):
+    def step(self, step_index, gradients):
         inputs = []
-        for rank, (given, state) in enumerate(zip(gradients, self.state, strict=True)):
-            of_one = handles(state)
-            updates = tf.constant(number, tf.int64)
-            moments = ADAM.second_moments(of_one, updates, SIZE, given)
+        for rank, (gradients_here, state) in enumerate(zip(gradients, self.state, strict=True)):
+            state_handles = handles(state)
+            updates = tf.constant(step_index, tf.int64)
+            moments = ADAM.second_moments(state_handles, updates, SIZE, gradients_here)
             if self.before:
-                given, moments = ops.precondition(moments, given), None
-            of_step = (tf.constant(number, tf.int64), tf.constant(True), rank, SIZE, moments)
-            of_job = self.job_state[rank]
-            inputs.append(StepInputs(self.specs, given, of_one, *of_step, job_state=of_job))
+                gradients_here, moments = ops.precondition(moments, gradients_here), None
+            step_arguments = (
+                tf.constant(step_index, tf.int64),
+                tf.constant(True),
+                rank,
+                SIZE,
+                moments,
+            )
+            job_state = self.job_state[rank]
+            inputs.append(
+                StepInputs(
+                    self.specs, gradients_here, state_handles, *step_arguments, job_state=job_state
+                )
+            )
         has_stages = isinstance(self.compressor, Staged)
         method = self.compressor.stages[0] if has_stages else self.compressor
         return [end.result for end in in_lockstep(method, inputs)]
@@ -51,10 +61,10 @@ class Replicas:
 
 def assert_same(compressor, steps=3):
     both = [Replicas(compressor, before) for before in (False, True)]
-    for number in range(steps):
-        gradients = random_gradients(SHAPES, SIZE, seed=number)
-        one, other = (replicas.step(number, gradients) for replicas in both)
-        for end, expected in zip(one, other, strict=True):
+    for step in range(steps):
+        gradients = random_gradients(SHAPES, SIZE, seed=step)
+        first, second = (replicas.step(step, gradients) for replicas in both)
+        for end, expected in zip(first, second, strict=True):
             assert bool(end.finite)
             for reduced, wanted in zip(end.gradients, expected.gradients, strict=True):
                 assert_equal_bits(reduced.numpy(), wanted.numpy())
@@ -84,5 +94,5 @@ def test_a_step_that_is_skipped_updates_the_second_moments_of_good_gradients_onl
         assert not bool(end.finite)
     good, bad = replicas.arrays(SECOND_MOMENT)
     for moment, gradient in zip(good, gradients[0], strict=True):
-        assert_close(moment, 0.01 * gradient**2, of_adam(0.99))
+        assert_close(moment, 0.01 * gradient**2, adam_bound(0.99))
     assert not any(moment.any() for moment in bad)

@@ -155,8 +155,8 @@ def test_replicas_steps_variables_and_seeds_draw_different_numbers():
 
     lockstep = Lockstep(QSGD(), specs_of([gradient] * 2), 2)
     first = lockstep.step([[gradient] * 2] * 2)
-    left = [of_one["residual"] for of_one in lockstep.state]
-    rest = [[gradient - had for had in of_one] for of_one in left]
+    left = [residuals["residual"] for residuals in lockstep.state]
+    rest = [[gradient - had for had in residuals] for residuals in left]
     second = lockstep.step(rest)
     other_seed = step(QSGD(seed=1), [[gradient] * 2] * 2)
     drawn = {

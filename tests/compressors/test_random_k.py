@@ -14,8 +14,8 @@ def places_of(compressor, steps, size=10_000):
 
 
 def test_one_entry_of_each_chunk_is_drawn():
-    for places in places_of(RandomK(0.02), 3):
-        assert (places // 50).tolist() == list(range(200))
+    for indices in places_of(RandomK(0.02), 3):
+        assert (indices // 50).tolist() == list(range(200))
 
 
 def test_draws_differ_by_step_and_seed_alone():

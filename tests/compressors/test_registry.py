@@ -25,9 +25,9 @@ def subclass_named(new_name):
 
 
 def test_a_subclass_with_a_name_is_known_by_it_however_it_is_spelled():
-    made = subclass_named("Halves")
+    created = subclass_named("Halves")
     for spelled in ("Halves", "halves", "HALVES(warmup_steps=3)"):
-        assert type(compressors.get(spelled)) is made
+        assert type(compressors.get(spelled)) is created
 
 
 def test_a_name_that_another_method_has_is_refused():

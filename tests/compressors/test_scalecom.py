@@ -20,7 +20,7 @@ def normal(shape, seed):
 def steps_of(compressor, gradients):
     """Outcomes of steps; `gradients` by step, replica and tensor."""
     lockstep = Lockstep(compressor, specs_of(gradients[0][0]), len(gradients[0]))
-    return [lockstep.step(of_step) for of_step in gradients]
+    return [lockstep.step(gradient) for gradient in gradients]
 
 
 def test_golden_run():
@@ -72,9 +72,9 @@ def test_replicas_lead_in_turn():
     peaks = np.zeros((3, 20), np.float32)
     peaks[[0, 1, 2], [4, 9, 14]] = 1.0
     outcomes = steps_of(ScaleCom(20), [[[peak] for peak in peaks]] * 12)
-    places = [int(np.flatnonzero(outcome.reduced[0][0])[0]) for outcome in outcomes]
-    assert sorted(places[:3]) == [4, 9, 14]
-    assert places == [[4, 9, 14][leader(step, 3)] for step in range(12)]
+    indices = [int(np.flatnonzero(outcome.reduced[0][0])[0]) for outcome in outcomes]
+    assert sorted(indices[:3]) == [4, 9, 14]
+    assert indices == [[4, 9, 14][leader(step, 3)] for step in range(12)]
 
 
 def test_at_rate_1_it_is_the_dense_sum():
@@ -115,9 +115,9 @@ def test_a_variable_of_one_element_is_sent_in_every_step(value_bits):
             for path, shape in shapes.items()
         ]
         outcome = lockstep.step([gradients, gradients])
-        sent = [outcome.reduced[0][place].item() for place in (0, 2, 3)]
+        sent = [outcome.reduced[0][index].item() for index in (0, 2, 3)]
         assert_close(sent, [0.02, 0.04, 0.06], terms=2)
-        assert [outcome.tensor_bytes[0][place] for place in (0, 2, 3)] == [4, 4, 4]
+        assert [outcome.tensor_bytes[0][index] for index in (0, 2, 3)] == [4, 4, 4]
 
 
 def bytes_of(compressor, size):
@@ -182,8 +182,8 @@ def residual_network(blocks, bottleneck):
     inputs = keras.Input((224, 224, 3))
     x = layers.ReLU()(convolve(inputs, 64, 7, 2))
     x = layers.MaxPooling2D(3, 2, padding="same")(x)
-    for stage, number in enumerate(blocks):
-        for i in range(number):
+    for stage, index in enumerate(blocks):
+        for i in range(index):
             x = block(x, 64 * 2**stage, 2 if stage and i == 0 else 1)
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, layers.Dense(1000)(x))

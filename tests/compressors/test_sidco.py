@@ -31,9 +31,11 @@ SAMPLES = {
 
 def sent(compressor, *gradients):
     """Returns the number of entries that each replica sends of its gradient."""
-    of_all = [[gradient.astype(np.float32)] for gradient in gradients]
-    outcome = Lockstep(compressor, specs_of(of_all[0]), len(of_all)).step(of_all)
-    return [(int(of_one[0]) - 4) // 8 for of_one in outcome.tensor_bytes]
+    all_gradients = [[gradient.astype(np.float32)] for gradient in gradients]
+    outcome = Lockstep(compressor, specs_of(all_gradients[0]), len(all_gradients)).step(
+        all_gradients
+    )
+    return [(int(byte[0]) - 4) // 8 for byte in outcome.tensor_bytes]
 
 
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])

@@ -119,8 +119,8 @@ def test_the_state_of_the_job_is_in_checkpoints(tmp_path):
     assert after.steps([FINE] * 2) == [2 * FINE, 2]
     # Separate state of replicas is divided equally.
     tf.train.Checkpoint(exchange=after.exchange).restore(path)
-    for own in copies(collective(), after.exchange.job_state["seen"]):
-        np.testing.assert_array_equal(own, [1.0, 0.5])
+    for copy in copies(collective(), after.exchange.job_state["seen"]):
+        np.testing.assert_array_equal(copy, [1.0, 0.5])
 
 
 def test_state_of_a_later_phase_is_kept_from_the_start():
@@ -139,14 +139,14 @@ def test_learners_in_lockstep_take_the_same_turns():
             StepInputs(
                 specs,
                 [tf.fill([3], FINE)],
-                handles(of_one),
+                handles(replica_state),
                 tf.constant(step, tf.int64),
                 tf.constant(True),
                 rank,
                 3,
                 job_state=job,
             )
-            for rank, (of_one, job) in enumerate(zip(state, jobs, strict=True))
+            for rank, (replica_state, job) in enumerate(zip(state, jobs, strict=True))
         ]
         ends = run_stage(
             compressor,

@@ -98,8 +98,8 @@ def test_the_counted_ratio_equals_the_papers_formula(density, ratio):
     specs = [policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables]
     compressor = TopK(density, overrides={"bias|gamma|beta": None})
     bits = [
-        32 * of_one.elements if not entries else 64 * entries
-        for of_one, entries in ((s, compressor.settings([s])[0]) for s in specs)
+        32 * spec.elements if not entries else 64 * entries
+        for spec, entries in ((s, compressor.settings([s])[0]) for s in specs)
     ]
     assert 32 * sum(s.elements for s in specs) / sum(bits) == pytest.approx(ratio, rel=1e-3)
 
@@ -204,8 +204,8 @@ def test_sent_plus_residual_equals_the_old_residual_plus_the_velocity():
         outcome = lockstep.step(gradients)
         for tensor, reduced in enumerate(outcome.reduced[0]):
             velocities = [
-                np.float32(0.9) * had[VELOCITY][tensor] + of_one[tensor]
-                for had, of_one in zip(before, gradients, strict=True)
+                np.float32(0.9) * had[VELOCITY][tensor] + replica_gradients[tensor]
+                for had, replica_gradients in zip(before, gradients, strict=True)
             ]
             had = sum(state[RESIDUAL][tensor] for state in before)
             kept = sum(state[RESIDUAL][tensor] for state in outcome.state)
@@ -247,7 +247,9 @@ def test_variables_sent_whole_have_the_momentum_of_an_optimizer():
     velocity = [np.zeros((30, 20)), np.zeros(5)]
     for gradients, outcome in zip(steps, outcomes, strict=True):
         for tensor in range(2):
-            velocity[tensor] = 0.9 * velocity[tensor] + sum(of_one[tensor] for of_one in gradients)
+            velocity[tensor] = 0.9 * velocity[tensor] + sum(
+                replica_gradients[tensor] for replica_gradients in gradients
+            )
             assert_close(outcome.reduced[0][tensor], velocity[tensor], terms=3 + 1, steps=10)
 
 
@@ -260,7 +262,9 @@ def test_each_replica_clips_to_the_norm_over_the_root_of_their_number(size):
     gradients = random_gradients([(100, 20), (50,)], size)
     for clip_norm in (3.0, 1e4):
         compressor = TopK(None, clip_norm=clip_norm)
-        small = [[np.zeros_like(g) for g in of_one] for of_one in gradients[1:]]
+        small = [
+            [np.zeros_like(g) for g in replica_gradients] for replica_gradients in gradients[1:]
+        ]
         (outcome,) = steps_of(compressor, [[gradients[0], *small]])
         norm = global_norm(outcome.reduced[0])
         given = global_norm(gradients[0])

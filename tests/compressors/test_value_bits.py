@@ -27,8 +27,8 @@ def total(arrays):
 def lost(outcome, gradients):
     """Returns the largest part of gradients that was neither sent nor kept, without residuals."""
     given, kept = (zip(*arrays, strict=True) for arrays in (gradients, outcome.residuals))
-    of_all = zip(given, outcome.reduced[0], kept, strict=True)
-    return max(np.abs(total(had) - reduced - total(left)).max() for had, reduced, left in of_all)
+    rows = zip(given, outcome.reduced[0], kept, strict=True)
+    return max(np.abs(total(had) - reduced - total(left)).max() for had, reduced, left in rows)
 
 
 @pytest.mark.parametrize("bits", [8, 1])
@@ -104,7 +104,9 @@ def test_rounding_errors_are_sent_later(bits):
     gradients = random_gradients([(30, 20)], 2)
     lockstep = Lockstep(ScaleCom(2, value_bits=bits), specs_of(gradients[0]), 2)
     sent = lockstep.step(gradients).reduced[0][0]
-    zeros = [[np.zeros_like(array) for array in of_one] for of_one in gradients]
+    zeros = [
+        [np.zeros_like(array) for array in replica_gradients] for replica_gradients in gradients
+    ]
     for _ in range(30):
         sent = sent + lockstep.step(zeros).reduced[0][0]
     given = sum(gradient for (gradient,) in gradients)

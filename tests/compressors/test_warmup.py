@@ -36,8 +36,8 @@ def test_the_first_steps_are_dense(method):
     dense = outcomes(compressors.NoCompression(), 2)
     warming = outcomes(after_warmup(method.compressor, 2), 3)
     for expected, actual in zip(dense, warming[:2], strict=True):
-        for one, other in zip(actual.reduced[0], expected.reduced[0], strict=True):
-            assert_equal_bits(one, other)
+        for first, second in zip(actual.reduced[0], expected.reduced[0], strict=True):
+            assert_equal_bits(first, second)
         assert not any(array.any() for arrays in actual.residuals for array in arrays)
         assert actual.payload_bytes == expected.payload_bytes
     after = warming[2].payload_bytes
@@ -52,8 +52,8 @@ class WarmingUp:
         self._specs = specs_of([np.zeros((4, 5), np.float32)])
         self._state = [new_state(self._compressor, self._specs) for _ in range(2)]
         self._step = 0
-        for of_one in self._state:
-            of_one[RESIDUAL][0].assign(np.full((4, 5), left, np.float32))
+        for replica in self._state:
+            replica[RESIDUAL][0].assign(np.full((4, 5), left, np.float32))
 
     def step(self, values, *, finite=True):
         """With one value for each replica; returns the sum, and whether it counts."""
@@ -81,7 +81,7 @@ class WarmingUp:
     @property
     def left(self):
         """Returns the residual of each replica."""
-        return [np.unique(of_one[RESIDUAL][0].numpy()).item() for of_one in self._state]
+        return [np.unique(replica[RESIDUAL][0].numpy()).item() for replica in self._state]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_config_has_it(method):
 def test_its_state_is_kept_as_well():
     specs = specs_of(random_gradients(SHAPES, 1)[0])
     state = state_specs([compressors.NoCompression(warmup_steps=3, warmup="adacomp")], specs)
-    assert [of_one.shape for of_one in state["residual"]] == SHAPES
+    assert [spec.shape for spec in state["residual"]] == SHAPES
 
 
 @pytest.mark.parametrize("steps", [-1, 2.0, "3", None, True], ids=repr)

@@ -28,7 +28,7 @@ def top_k_oracle(
     shapes = [spec.shape for spec in specs]
     size = len(gradients)
     corrected = [
-        top_k_added(compressor, size, *of_one) for of_one in zip(state, gradients, strict=True)
+        top_k_added(compressor, size, *pair) for pair in zip(state, gradients, strict=True)
     ]
     layout = {"entries": entries, "fingerprint": compressor.fingerprint(specs)}
     pairs = list(zip(state, corrected, strict=True))

@@ -32,25 +32,25 @@ class Learners:
 
     def take(self, steps):
         """Takes local steps on the learners' gradients."""
-        for of_workers in steps:
-            for i, shares in enumerate(of_workers):
+        for step_gradients in steps:
+            for i, shares in enumerate(step_gradients):
                 if shares is None:  # a step that this worker skips
                     continue
                 # A worker's gradient is its share of the sum.
                 self.inner[i].apply([WORKERS * share for share in shares], self.own[i])
         return self
 
-    def exchange(self, *places):
+    def exchange(self, *indices):
         """Averages how far some variables of the learners have moved."""
-        for place in places:
-            common, each = self.common[place], [own[place] for own in self.own]
-            mean = np.mean([np.asarray(common) - np.asarray(own) for own in each], 0)
+        for index in indices:
+            common, each = self.common[index], [local[index] for local in self.own]
+            mean = np.mean([np.asarray(common) - np.asarray(local) for local in each], 0)
             if self.outer:
-                self.outer[place].apply([mean], [common])
+                self.outer[index].apply([mean], [common])
             else:
                 common.assign(common - mean)
-            for own in each:
-                own.assign(common)
+            for local in each:
+                local.assign(common)
         return self
 
     @property
@@ -63,5 +63,5 @@ def sgd():
 
 
 def assert_equal(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(one, np.float32), other)
+    for first, second in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(first, np.float32), second)

@@ -48,14 +48,14 @@ def test_sum_of_residuals_is_restored_from(loaded, saved, format_):
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_training_resumes_from(loaded, format_):
-    alone = len(loaded) == 1
+    single = len(loaded) == 1
     for worker in loaded:
         after = worker[format_]
         assert after["finite later"]
         # A single replica applies the others' residuals in its first step; several replicas keep
         # theirs.
-        assert after["waits later"] != alone
-        assert (max(np.abs(r).max() for r in after["residual sums later"]) == 0) == alone
+        assert after["waits later"] != single
+        assert (max(np.abs(r).max() for r in after["residual sums later"]) == 0) == single
 
 
 def test_keras_file_brings_back_the_optimizer(loaded):
@@ -78,9 +78,9 @@ def test_checkpoint_of_the_bare_optimizer_keeps_its_slots_and_starts_residuals_a
 
 def test_each_worker_saves_to_its_own_path(saved, folder):
     for path in ("whole.keras", "only.weights.h5", "optimizer/tf.index"):
-        own = Path(path).parent / "worker-1" / Path(path).name
+        local = Path(path).parent / "worker-1" / Path(path).name
         assert (folder / path).is_file()
-        assert (folder / own).is_file()
+        assert (folder / local).is_file()
 
 
 @pytest.fixture(scope="module")

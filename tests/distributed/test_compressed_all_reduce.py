@@ -15,7 +15,8 @@ KINDS = {"workers": 2, "devices": 1}  # and the number of processes
 def found(request):
     """Reports of the workers; the program is at the end of this file."""
     return [
-        result(one) for one in run_workers(Path(__file__), KINDS[request.param], [request.param])
+        result(worker)
+        for worker in run_workers(Path(__file__), KINDS[request.param], [request.param])
     ]
 
 

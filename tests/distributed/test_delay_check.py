@@ -33,8 +33,11 @@ def test_without_residuals_it_logs_nothing(workers):
 
 
 def test_the_chief_alone_warns_and_once(workers):
-    told = [(one.stdout + one.stderr).count("DelayCheck: much of the residual") for one in workers]
-    assert told == [1, 0]
+    logged = [
+        (worker.stdout + worker.stderr).count("DelayCheck: much of the residual")
+        for worker in workers
+    ]
+    assert logged == [1, 0]
 
 
 def test_the_cosine_of_nothing_is_no_number():

@@ -54,8 +54,8 @@ def test_variables_without_gradients_do_no_harm(way, check):
 def test_programs_whose_functions_run_eagerly_train_as_one_process(way):
     first, second = (worker["functions_run_eagerly"] for worker in seen(way))
     assert first == second
-    (alone,) = seen("alone")
-    expected = alone["functions_run_eagerly"]
+    (single,) = seen("alone")
+    expected = single["functions_run_eagerly"]
     for name, values in expected["history"].items():
         assert_close(first["history"][name], values)
     for name in ("evaluated", "predicted", "weights"):

@@ -234,5 +234,5 @@ def read_backup(folder):
             )
         }
     for sums in saved.values():
-        assert max(np.abs(of_one).max() for of_one in sums) > 0
+        assert max(np.abs(total).max() for total in sums) > 0
     return saved, metadata["epoch"]

@@ -46,18 +46,18 @@ def test_the_chief_tells_of_gossip_and_of_no_method_that_it_does_not_use(workers
     assert "NoCompression" not in said
 
 
-def stepped(workers, of_workers, rate=RATE):
+def stepped(workers, worker_gradients, rate=RATE):
     """Returns the weights after a step of each worker on its share of the gradient."""
     return [
-        [value - rate * WORKERS * share for value, share in zip(own, shares, strict=True)]
-        for own, shares in zip(workers, of_workers, strict=True)
+        [value - rate * WORKERS * share for value, share in zip(worker, shares, strict=True)]
+        for worker, shares in zip(workers, worker_gradients, strict=True)
     ]
 
 
 def mixed(workers):
     """Returns the weights of workers on a ring: half their own, and a quarter of each neighbour."""
     return [
-        [own / 2 + (before + after) / 4 for own, before, after in zip(*near, strict=True)]
+        [local / 2 + (before + after) / 4 for local, before, after in zip(*near, strict=True)]
         for near in (
             (workers[i], workers[i - 1], workers[(i + 1) % WORKERS]) for i in range(WORKERS)
         )
@@ -65,8 +65,8 @@ def mixed(workers):
 
 
 def assert_values(jobs, expected, bound=0.0):
-    for values, of_worker in zip(jobs, expected, strict=True):
-        for value, other in zip(values, of_worker, strict=True):
+    for values, worker_values in zip(jobs, expected, strict=True):
+        for value, other in zip(values, worker_values, strict=True):
             np.testing.assert_allclose(value, other, rtol=0, atol=bound)
 
 
@@ -79,16 +79,18 @@ def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
     workers = ZEROS
     # Each basis is the product of the round before, and a product has at most 40 terms.
     bound = rounding(WORKERS, terms=40, steps=2**5)
-    for number, of_workers in enumerate(steps_of(5)):
-        workers = oracle.round(stepped(workers, of_workers))
-        assert_values([job["on_a_ring"]["seen"][number] for job in jobs], workers, bound)
-    total = [sum(s[i] for of_workers in steps_of(5) for s in of_workers) for i in range(2)]
-    mean = [np.mean([own[i] for own in workers], 0) for i in range(2)]
+    for index, worker_gradients in enumerate(steps_of(5)):
+        workers = oracle.round(stepped(workers, worker_gradients))
+        assert_values([job["on_a_ring"]["seen"][index] for job in jobs], workers, bound)
+    total = [
+        sum(s[i] for worker_gradients in steps_of(5) for s in worker_gradients) for i in range(2)
+    ]
+    mean = [np.mean([worker[i] for worker in workers], 0) for i in range(2)]
     assert_values([mean], [[-RATE * one for one in total]], bound=1e-12)  # in float64
     # Odd rounds send rows, and even rounds columns, to both neighbours, with the bias and the rank.
-    of_pair = [4 * (1 + length + 8) for length in (40, 8, 40, 8, 40)]
+    pair_bytes = [4 * (1 + length + 8) for length in (40, 8, 40, 8, 40)]
     for job in jobs:
-        assert job["on_a_ring"]["payload bytes"] == 2 * sum(of_pair)
+        assert job["on_a_ring"]["payload bytes"] == 2 * sum(pair_bytes)
         assert job["on_a_ring"]["exchanges"] == 5
 
 
@@ -101,9 +103,9 @@ def test_synchronizing_gives_all_workers_the_mean(jobs):
             assert one[after]["values"] == seen[0][after]["values"]
             assert one[after]["drift"] == seen[0][after]["drift"] > 0
         for i, value in enumerate(seen[0][after]["values"]):
-            own = np.float64([values[i] for values in before])
-            bound = rounding(np.abs(own).max(), terms=WORKERS)
-            np.testing.assert_allclose(value, own.mean(0), rtol=0, atol=bound)
+            local = np.float64([values[i] for values in before])
+            bound = rounding(np.abs(local).max(), terms=WORKERS)
+            np.testing.assert_allclose(value, local.mean(0), rtol=0, atol=bound)
 
 
 def test_an_outer_optimizer_gets_the_change_by_local_steps_and_neighbours(jobs):
@@ -111,9 +113,9 @@ def test_an_outer_optimizer_gets_the_change_by_local_steps_and_neighbours(jobs):
     steps[3][1] = [np.zeros(shape) for shape in SHAPES]  # the step that worker 1 skips
     slow = fast = ZEROS
     velocity = ZEROS
-    for number, of_workers in enumerate(steps):
-        fast = stepped(fast, of_workers)
-        if number % 2:
+    for index, step_gradients in enumerate(steps):
+        fast = stepped(fast, step_gradients)
+        if index % 2:
             near = mixed(fast)
             velocity = [
                 [0.5 * v + 0.5 * (after - before) for v, before, after in zip(*each, strict=True)]
@@ -144,8 +146,8 @@ def test_a_worker_whose_weights_overflow_restarts_its_round_and_continues(jobs):
 
 def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
     steps, workers = steps_of(4), ZEROS
-    for number in range(2):
-        pairs = zip(*steps[2 * number : 2 * number + 2], strict=True)
+    for step in range(2):
+        pairs = zip(*steps[2 * step : 2 * step + 2], strict=True)
         means = [[(a + b) / 2 for a, b in zip(*shares, strict=True)] for shares in pairs]
         workers = mixed(stepped(workers, means))
     assert_values([job["accumulates"]["values"] for job in jobs], workers)
@@ -155,8 +157,8 @@ def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
 def test_each_worker_has_its_own_loss_scale(jobs):
     steps, workers = steps_of(2), ZEROS
     steps[1][1] = [np.zeros(shape) for shape in SHAPES]
-    for of_workers in steps:
-        workers = mixed(stepped(workers, of_workers))
+    for step_gradients in steps:
+        workers = mixed(stepped(workers, step_gradients))
     assert_values([job["scaled"]["values"] for job in jobs], workers)
     assert [job["scaled"]["scale"] for job in jobs] == [8.0, 4.0, 8.0, 8.0]
 
@@ -167,27 +169,27 @@ def test_nothing_is_lost_after_a_warm_up(jobs):
         assert np.any(job["warms_up"]["warm"]["residuals"][0])
         assert not np.any(job["warms_up"]["end"]["residuals"][0])
     for i in range(2):
-        total = sum(shares[i] for of_workers in steps_of(3) for shares in of_workers)
+        total = sum(shares[i] for worker_gradients in steps_of(3) for shares in worker_gradients)
         mean = np.mean([job["warms_up"]["end"]["values"][i] for job in jobs], 0)
         np.testing.assert_array_equal(mean, -RATE * total)
 
 
 def test_a_checkpoint_has_the_mean_for_any_number_of_workers(jobs, folder):
     for i, value in enumerate(jobs[0]["saves"]["saved"]):
-        own = np.float64([job["saves"]["unequal"][i] for job in jobs])
-        np.testing.assert_array_equal(value, own.mean(0))
-        assert np.any(own[0] != own[1])
+        local = np.float64([job["saves"]["unequal"][i] for job in jobs])
+        np.testing.assert_array_equal(value, local.mean(0))
+        assert np.any(local[0] != local[1])
     for job in jobs:
         for name in ("saved", "restored", "synchronous"):
             assert job["saves"][name] == jobs[0]["saves"]["saved"]
         assert "residual of a job with local steps" in job["saves"]["refused"]
     variables = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
-    alone = gc.CompressedOptimizer(keras.optimizers.SGD(RATE), local_steps=gc.Gossip())
-    alone.build(variables)
+    single = gc.CompressedOptimizer(keras.optimizers.SGD(RATE), local_steps=gc.Gossip())
+    single.build(variables)
     values = [variable.value for variable in variables]
-    tf.train.Checkpoint(optimizer=alone, variables=values).read(f"{folder}/worker_0/gossip")
+    tf.train.Checkpoint(optimizer=single, variables=values).read(f"{folder}/worker_0/gossip")
     shares = steps_of(1)[0][0]
-    alone.apply([tf.constant(share) for share in shares], variables)
+    single.apply([tf.constant(share) for share in shares], variables)
     for variable, saved, share in zip(variables, jobs[0]["saves"]["saved"], shares, strict=True):
         np.testing.assert_array_equal(variable, np.float32(saved) - RATE * share)
 

@@ -36,13 +36,13 @@ def by_strategy(tmp_path_factory):
 
 @pytest.mark.parametrize("way", ["trained", "by_strategy"])
 def test_all_workers_go_through_all_phases_together(way, request):
-    chief, other = request.getfixturevalue(way)
-    assert chief["phases"] == other["phases"] == sorted(chief["phases"])
+    chief, second = request.getfixturevalue(way)
+    assert chief["phases"] == second["phases"] == sorted(chief["phases"])
     assert [epoch["log"] for epoch in chief["epochs"]] == [1, 2, 3, 3] or way == "by_strategy"
     assert chief["epochs"][-1]["log"] == 3
-    for one, two in zip(chief["epochs"], other["epochs"], strict=True):
+    for first, two in zip(chief["epochs"], second["epochs"], strict=True):
         for name in ALIKE:
-            assert one[name] == two[name], name
+            assert first[name] == two[name], name
     # In each epoch, and so in each phase, one step was skipped by all.
     assert [epoch["skipped"] for epoch in chief["epochs"]] == [1, 2, 3, 4]
     assert 0 < chief["tensors"] < chief["payload"]
@@ -64,7 +64,7 @@ def test_a_job_resumes_from_each_phase(trained, epoch):
         assert_resumes(job, saved)
         assert job["phases"] == trained[0]["jobs"][epoch]["phases"]
         assert job["epochs"][-1]["weights"] == trained[0]["jobs"][epoch]["epochs"][-1]["weights"]
-        assert job["epochs"][-1]["job"]["lgc_learnt"] >= saved["job"]["lgc_learnt"]
+        assert job["epochs"][-1]["job"]["lgc_learned"] >= saved["job"]["lgc_learned"]
     assert trained[0]["jobs"][epoch]["restored"]["learnt"] == saved["learnt"]
 
 

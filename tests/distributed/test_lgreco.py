@@ -78,16 +78,16 @@ def test_a_job_killed_within_a_period_resumes_with_plan_and_sums(before, after, 
     assert before[1].returncode == -signal.SIGKILL
     saved = result(before[0])["epochs"][1]
     assert np.any(saved["sums"][0])
-    of_all = [result(worker) for worker in after]
-    for worker in of_all:
+    results = [result(worker) for worker in after]
+    for worker in results:
         for name in ("weights", "plan", "sums", "factors", "next plan"):
             assert worker["restored"][name] == saved[name], name
         for name in ("weights", "plan", "factors"):
-            expected = [epoch[name] for epoch in of_all[0]["epochs"]]
+            expected = [epoch[name] for epoch in results[0]["epochs"]]
             assert [epoch[name] for epoch in worker["epochs"]] == expected
     # A plan is made at the end of the period, and the next one begins.
-    assert [np.any(epoch["sums"][0]) for epoch in of_all[0]["epochs"]] == sums_left
-    assert of_all[0]["epochs"][0]["weights"] != saved["weights"]
+    assert [np.any(epoch["sums"][0]) for epoch in results[0]["epochs"]] == sums_left
+    assert results[0]["epochs"][0]["weights"] != saved["weights"]
 
 
 def test_workers_end_at_the_start_if_one_does_not_plan():

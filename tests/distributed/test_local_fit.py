@@ -101,8 +101,8 @@ def test_one_process_resumes_with_what_workers_have_not_sent(jobs, folder):
     model.optimizer.apply([np.zeros(v.shape, "float32") for v in model.trainable_variables])
     trained = [i for i, v in enumerate(model.variables) if v.trainable]
     saved, waits = jobs[0]["resumed"]["values"], jobs[0]["resumed"]["residuals"]
-    for i, rest in zip(trained, waits, strict=True):
-        expected = np.float32(saved[i]) - np.float32(rest)
+    for i, waiting_value in zip(trained, waits, strict=True):
+        expected = np.float32(saved[i]) - np.float32(waiting_value)
         np.testing.assert_array_equal(np.asarray(model.variables[i]), expected)
 
 

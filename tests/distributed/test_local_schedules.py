@@ -21,15 +21,19 @@ def jobs(tmp_path_factory):
 def moved(*parts):
     """Returns how far plain SGD moves the weights in some steps."""
     steps = [step for part in parts for step in part]
-    return [RATE * sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    return [
+        RATE * sum(g[i] for worker_gradients in steps for g in worker_gradients) for i in range(2)
+    ]
 
 
 def whole(workers, unit=1.0):
     """Returns the weights if no worker had a residual, whose unit is given."""
-    waits = [sum(np.float32(one["residuals"][i]) for one in workers) for i in range(2)]
+    waits = [sum(np.float32(worker["residuals"][i]) for worker in workers) for i in range(2)]
     assert np.any(waits[0])
     values = [np.float32(value) for value in workers[0]["values"]]
-    return [value - unit * rest for value, rest in zip(values, waits, strict=True)]
+    return [
+        value - unit * waiting_value for value, waiting_value in zip(values, waits, strict=True)
+    ]
 
 
 # The exchanges: of the save, and of the six steps that follow.
@@ -62,7 +66,7 @@ def test_an_outer_optimizer_continues_with_what_it_can_use(jobs, name, momentum)
     for job in jobs:
         assert_equal(job["by_outer"]["saved"]["values"], values)
     if momentum is None:
-        values = [one - step for one, step in zip(values, moved(AFTER), strict=True)]
+        values = [value - step for value, step in zip(values, moved(AFTER), strict=True)]
     else:
         if momentum == 0:
             velocity = [np.zeros(shape) for shape in SHAPES]

@@ -65,7 +65,7 @@ def test_each_worker_clips_its_own_gradients(jobs, clip):
 
 def test_loss_scaler_around_skips_a_step_of_one_worker_alone(jobs):
     steps = gradients(6)
-    total = [RATE * sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    total = [RATE * sum(g[i] for step_gradients in steps for g in step_gradients) for i in range(2)]
     for job in jobs:
         expected = [rest - one for one, rest in zip(total, scaled(steps[1][1]), strict=True)]
         assert_equal(job["scaled"]["values"], expected)
@@ -102,28 +102,28 @@ def test_worker_whose_momentum_overflows_takes_part_in_the_next_round(jobs):
     steps[1][1][1][0] = 1e38
     common = [np.zeros(shape, np.float32) for shape in SHAPES]
     momentum = [[np.zeros(shape, np.float32) for shape in SHAPES] for _ in range(2)]
-    for number in range(2):
-        own = [[one.copy() for one in common] for _ in range(2)]
-        for of_workers in steps[3 * number : 3 * number + 3]:
-            for rank, shares in enumerate(of_workers):
+    for step in range(2):
+        local = [[one.copy() for one in common] for _ in range(2)]
+        for step_gradients in steps[3 * step : 3 * step + 3]:
+            for rank, shares in enumerate(step_gradients):
                 for i, share in enumerate(shares):
                     with np.errstate(over="ignore"):
                         momentum[rank][i] = momentum[rank][i] / 2 - 4 * np.float32(2) * share
-                    own[rank][i] = own[rank][i] + momentum[rank][i]
-        if number == 0:
-            assert not np.isfinite(own[1][1]).all()
-            own[1] = common  # the round of worker 1 counts as none
+                    local[rank][i] = local[rank][i] + momentum[rank][i]
+        if step == 0:
+            assert not np.isfinite(local[1][1]).all()
+            local[1] = common  # the round of worker 1 counts as none
             momentum[1] = [np.where(np.isfinite(m), m, 0.0) for m in momentum[1]]
-        common = [np.mean(pair, 0, np.float32) for pair in zip(*own, strict=True)]
+        common = [np.mean(pair, 0, np.float32) for pair in zip(*local, strict=True)]
         for job in jobs:
-            assert_equal(job["overflows"][number]["values"], common)
+            assert_equal(job["overflows"][step]["values"], common)
 
 
 def test_rounds_have_the_lengths_of_a_schedule_in_one_trace(jobs):
     steps = gradients(8)
     learners = Learners(lambda: keras.optimizers.SGD(RATE))
     learners.round(steps[:1]).round(steps[1:2]).round(steps[2:5]).round(steps[5:])
-    total = [sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    total = [sum(g[i] for step_gradients in steps for g in step_gradients) for i in range(2)]
     for job in jobs:
         by_list, by_function = job["scheduled"]
         assert_equal(by_list["values"], learners.values)
@@ -159,14 +159,14 @@ def test_fit_in_float16_skips_a_step_of_one_worker_alone(jobs):
     x, y = (rng.integers(-8, 9, (48, n)) / 8 for n in (4, 1))
     common = np.float64(first["before"][0])
     for begin in (0, 3):
-        own = [common.copy(), common.copy()]
+        local = [common.copy(), common.copy()]
         for step in range(begin, begin + 3):
             for rank in range(2):
                 rows = slice(8 * step + 4 * rank, 8 * step + 4 * rank + 4)
                 if (step, rank) != (1, 1):
-                    error = x[rows] @ own[rank] - y[rows]
-                    own[rank] -= 0.25 * 2 * x[rows].T @ error / 4
-        common = np.mean(own, 0)
+                    error = x[rows] @ local[rank] - y[rows]
+                    local[rank] -= 0.25 * 2 * x[rows].T @ error / 4
+        common = np.mean(local, 0)
     # A step rounds the products and sums of 4 inputs and of 4 rows in float16.
     bound = rounding(4.0, terms=16, steps=6, dtype="float16")
     np.testing.assert_allclose(first["values"][0], common, rtol=0, atol=bound)
@@ -212,7 +212,7 @@ def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_pa
     local, synchronous = models
     norms = local.optimizer.exchange.job_state["gradient_norms"]
     norms.assign(tf.ones_like(norms))
-    local.optimizer._local_state()["residual_of_weights"].assign(True)
+    local.optimizer._local_state()["residual_in_weight_units"].assign(True)
     local.save_weights(tmp_path / "of.weights.h5")
     synchronous.load_weights(tmp_path / "of.weights.h5")
     assert not np.any(synchronous.optimizer.exchange.job_state["gradient_norms"])
@@ -220,16 +220,16 @@ def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_pa
 
 def test_job_without_an_outer_optimizer_tells_once_that_it_drops_the_state_of_one(tmp_path, caplog):
     caplog.set_level("WARNING", "tensorflow")
-    made = []
+    created = []
     for steps in (gc.LocalSteps(3, keras.optimizers.SGD(0.5, momentum=0.5)), 3, None):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
         optimizer = gc.CompressedOptimizer("sgd", "no_compression", local_steps=steps)
         model.compile(optimizer, "mse")
         model.optimizer.build(model.trainable_variables)
-        made.append(model)
-    of_outer, *others = made
-    of_outer.save_weights(tmp_path / "of.weights.h5")
-    of_outer.load_weights(tmp_path / "of.weights.h5")
+        created.append(model)
+    with_outer, *others = created
+    with_outer.save_weights(tmp_path / "of.weights.h5")
+    with_outer.load_weights(tmp_path / "of.weights.h5")
     assert not caplog.text
     for model in others:
         caplog.clear()
@@ -265,5 +265,7 @@ def test_three_workers_resume_from_a_save_of_two_within_a_round(
     for i in range(2):
         before = saved["values"][i] - sum(np.float64(one["residuals"][i]) for one in two)
         after = end[0]["values"][i] - sum(np.float64(one["residuals"][i]) for one in end)
-        moved = -RATE * sum(np.float64(shares[i]) for of_workers in steps for shares in of_workers)
+        moved = -RATE * sum(
+            np.float64(shares[i]) for step_gradients in steps for shares in step_gradients
+        )
         assert_close(after - before, moved, terms=3 * 3, steps=3, scale=8.0)

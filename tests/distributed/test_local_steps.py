@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tf_gradcomp as gc
-from tests.bounds import of_adam, rounding, training
+from tests.bounds import adam_bound, rounding, training
 from tests.distributed.local_learners import (
     RATE,
     SHAPES,
@@ -72,14 +72,16 @@ def test_workers_average_what_they_learn_in_a_round(jobs):
     drifts = []
     for rank, job in enumerate(jobs):
         separate, averaged = job["averages"]["separate"], job["averages"]["averaged"]
-        own = [start - RATE * WORKERS * g for start, g in zip(before, steps[6][rank], strict=True)]
-        assert_equal(separate["values"], own)
+        local = [
+            start - RATE * WORKERS * g for start, g in zip(before, steps[6][rank], strict=True)
+        ]
+        assert_equal(separate["values"], local)
         assert_equal(averaged["values"], learners.values)
         assert (separate["rounds"], averaged["rounds"]) == (2, 3)
         assert averaged["iterations"] == 7
         moved, norm = (
             np.sqrt(sum(np.sum(np.float64(v) ** 2) for v in values))
-            for values in ([a - b for a, b in zip(own, before, strict=True)], before)
+            for values in ([a - b for a, b in zip(local, before, strict=True)], before)
         )
         drifts.append(moved / norm)
     for job in jobs:
@@ -103,13 +105,15 @@ def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
 
 @pytest.mark.parametrize("case", ["whole", "not finite", "missing"])
 def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
-    given = gradients(8)
+    step_gradients = gradients(8)
     if case == "not finite":  # worker 1 skips its first local step
-        given[2][1] = [np.zeros_like(one) for one in given[2][1]]
+        step_gradients[2][1] = [np.zeros_like(one) for one in step_gradients[2][1]]
     if case == "missing":
-        for of_one in given[2]:
-            of_one[1] = np.zeros_like(of_one[1])
-    total = [sum(g[i] for of_workers in given for g in of_workers) for i in range(2)]
+        for tensors in step_gradients[2]:
+            tensors[1] = np.zeros_like(tensors[1])
+    total = [
+        sum(g[i] for worker_gradients in step_gradients for g in worker_gradients) for i in range(2)
+    ]
     seen = [job["warm_up"][case] for job in jobs]
     waits = [sum(np.float32(one["end"]["residuals"][i]) for one in seen) for i in range(2)]
     for one in seen:
@@ -120,7 +124,7 @@ def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
         assert np.any(one["warm"]["residuals"][1])
         values = np_arrays(one["end"]["values"])
         # Sent values plus residuals equal the steps of plain SGD.
-        whole = [value - rest for value, rest in zip(values, waits, strict=True)]
+        whole = [value - waiting_value for value, waiting_value in zip(values, waits, strict=True)]
         assert_equal(whole, [-RATE * one for one in total])
 
 
@@ -145,21 +149,21 @@ def test_velocity_of_gradients_does_not_move_weights_in_rounds(jobs, case):
 
 def with_what_waits(workers):
     """Returns the common weights if everything were sent, after a round of local steps."""
-    waits = [sum(np.float32(one["residuals"][i]) for one in workers) for i in range(2)]
+    waits = [sum(np.float32(worker["residuals"][i]) for worker in workers) for i in range(2)]
     values = np_arrays(workers[0]["values"])
-    return [value - rest for value, rest in zip(values, waits, strict=True)]
+    return [value - waiting_value for value, waiting_value in zip(values, waits, strict=True)]
 
 
 def test_residual_decays_at_each_round(jobs):
     steps = gradients(6)
     values, waits = [np.zeros(shape, np.float32) for shape in SHAPES], [0.0, 0.0]
-    for number in range(3):
-        now = np_arrays(jobs[0]["decays"][number]["values"])
+    for step in range(3):
+        now = np_arrays(jobs[0]["decays"][step]["values"])
         left = [
-            sum(np.float32(job["decays"][number]["residuals"][i]) for job in jobs) for i in range(2)
+            sum(np.float32(job["decays"][step]["residuals"][i]) for job in jobs) for i in range(2)
         ]
         for i in range(2):
-            moved = RATE * sum(g[i] for s in steps[2 * number : 2 * number + 2] for g in s)
+            moved = RATE * sum(g[i] for s in steps[2 * step : 2 * step + 2] for g in s)
             np.testing.assert_array_equal(values[i] - now[i], 0.5 * waits[i] + moved - left[i])
         values, waits = now, left
     assert np.any(waits[0])
@@ -168,16 +172,16 @@ def test_residual_decays_at_each_round(jobs):
 def test_worker_with_a_gradient_that_is_not_finite_continues_alone(jobs):
     rate, steps = 4.0, gradients(6)
     moved = [np.zeros(shape, np.float32) for shape in SHAPES]
-    for number, of_workers in enumerate(steps[:3]):
-        for rank, shares in enumerate(of_workers):
-            if (number, rank) != (1, 1):  # only that step of that worker is skipped
+    for index, step_gradients in enumerate(steps[:3]):
+        for rank, shares in enumerate(step_gradients):
+            if (index, rank) != (1, 1):  # only that step of that worker is skipped
                 moved = [m + rate * share for m, share in zip(moved, shares, strict=True)]
     first = [-one for one in moved]
     for job in jobs:
         assert_equal(job["not_finite"][0]["values"], first)
     assert [job["not_finite"][0]["skipped"] for job in jobs] == [0, 1]
     # In the second round, the weights of worker 1 overflow: it adds nothing.
-    by_first = [rate * sum(of_workers[0][i] for of_workers in steps[3:]) for i in range(2)]
+    by_first = [rate * sum(step_gradients[0][i] for step_gradients in steps[3:]) for i in range(2)]
     for job in jobs:
         expected = [value - one for value, one in zip(first, by_first, strict=True)]
         assert_equal(job["not_finite"][1]["values"], expected)
@@ -200,7 +204,7 @@ def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
 
 def test_each_worker_has_a_loss_scale_of_its_own(jobs):
     steps = gradients(4)
-    total = [RATE * sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    total = [RATE * sum(g[i] for step_gradients in steps for g in step_gradients) for i in range(2)]
     skipped = [RATE * share for share in steps[3][1]]
     for job in jobs:
         expected = [-(one - rest) for one, rest in zip(total, skipped, strict=True)]
@@ -223,20 +227,20 @@ def test_chief_that_saves_alone_saves_the_common_weights(jobs):
 
 @pytest.mark.parametrize("method", ["top_k(density=0.1)", "no_compression"])
 def test_saving_ends_the_round_and_a_restored_job_continues_equally(jobs, method):
-    of_jobs = [job["checkpoints"][method] for job in jobs]
-    for seen in of_jobs:
-        assert seen["saved"]["values"] == of_jobs[0]["saved"]["values"]
+    saved_by_job = [job["checkpoints"][method] for job in jobs]
+    for seen in saved_by_job:
+        assert seen["saved"]["values"] == saved_by_job[0]["saved"]["values"]
         assert seen["restored"]["values"] == seen["saved"]["values"]
         assert "residual of a job with local steps" in seen["refused"]
-        assert seen["resumed"]["values"] == of_jobs[0]["resumed"]["values"]
+        assert seen["resumed"]["values"] == saved_by_job[0]["resumed"]["values"]
         if method == "no_compression":
             assert seen["resumed"]["values"] == seen["continued"]["values"]
         else:
             total = [
-                sum(np.float32(other["saved"]["residuals"][i]) for other in of_jobs)
+                sum(np.float32(second["saved"]["residuals"][i]) for second in saved_by_job)
                 for i in range(2)
             ]
-            assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
+            assert_equal(seen["restored"]["residuals"], [first / WORKERS for first in total])
         # Workers exchange the same sums, with different parts of the residual.
         assert seen["resumed"]["exchanges"] == seen["continued"]["exchanges"] == 4
 
@@ -252,9 +256,9 @@ def test_fragments_are_exchanged_in_turn(jobs, case):
     # After two of three steps the first variable is exchanged, after all three the second one.
     learners.take(steps[:2]).exchange(0).take(steps[2:3]).exchange(1)
     learners.take(steps[3:5]).exchange(0).take(steps[5:6]).exchange(1).take(steps[6:])
-    separate, common = [[np.asarray(v) for v in own] for own in learners.own], learners.values
+    separate, common = [[np.asarray(v) for v in local] for local in learners.own], learners.values
     learners.exchange(0, 1)
-    bound = rounding(8.0, of_adam(), steps=3) if case == 2 else 0
+    bound = rounding(8.0, adam_bound(), steps=3) if case == 2 else 0
     for rank, job in enumerate(jobs):
         seen = job["fragments"][case]
         for one, expected in zip(seen, (separate[rank], common, learners.values), strict=True):
@@ -268,23 +272,23 @@ def test_fragments_are_exchanged_in_turn(jobs, case):
 
 def test_a_fragment_keeps_its_residual_while_others_are_exchanged(jobs):
     steps, seen = gradients(6), [job["decaying_fragments"] for job in jobs]
-    for place, due in enumerate(([0, 2, 4], [1, 3, 5])):
-        common, waits = np.zeros(SHAPES[place], np.float32), 0.0
+    for index, due in enumerate(([0, 2, 4], [1, 3, 5])):
+        common, waits = np.zeros(SHAPES[index], np.float32), 0.0
         for begin, end in zip([0, *(step + 1 for step in due)], due, strict=False):
-            moved = RATE * sum(g[place] for s in steps[begin : end + 1] for g in s)
-            now = np.float32(seen[0][end]["values"][place])
-            left = sum(np.float32(one[end]["residuals"][place]) for one in seen)
+            moved = RATE * sum(g[index] for s in steps[begin : end + 1] for g in s)
+            now = np.float32(seen[0][end]["values"][index])
+            left = sum(np.float32(one[end]["residuals"][index]) for one in seen)
             np.testing.assert_array_equal(common - now, 0.5 * waits + moved - left)
             if end < 5:  # the other fragment is exchanged in between
-                assert seen[0][end + 1]["residuals"][place] == seen[0][end]["residuals"][place]
+                assert seen[0][end + 1]["residuals"][index] == seen[0][end]["residuals"][index]
             common, waits = now, left
         assert np.any(waits)
 
 
 def test_an_overflow_costs_a_worker_the_round_of_that_fragment_alone(jobs):
     steps = gradients(4)
-    moved = [4.0 * sum(g[place] for s in steps for g in s) for place in range(2)]
-    moved[1] -= 4.0 * sum(of_workers[1][1] for of_workers in steps[:2])
+    moved = [4.0 * sum(g[index] for s in steps for g in s) for index in range(2)]
+    moved[1] -= 4.0 * sum(step_gradients[1][1] for step_gradients in steps[:2])
     for job in jobs:
         assert_equal(job["overflowing_fragment"]["values"], [-one for one in moved])
     assert [job["overflowing_fragment"]["skipped"] for job in jobs] == [0, 1]

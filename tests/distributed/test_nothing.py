@@ -23,10 +23,10 @@ def workers(request):
 
 
 def test_a_model_without_trainable_variables_has_the_losses_of_one_process(workers):
-    (alone,) = seen("alone")
+    (single,) = seen("alone")
     for worker in workers:
         # A loss is a mean over 64 rows of sums over at most 32 inputs.
-        assert_close(worker["frozen"]["losses"], alone["frozen"]["losses"], terms=64 + 2 * 32)
+        assert_close(worker["frozen"]["losses"], single["frozen"]["losses"], terms=64 + 2 * 32)
         assert worker["frozen"]["unchanged"]
 
 
@@ -37,9 +37,9 @@ def test_callbacks_read_learning_rate_and_iterations_as_numbers(workers):
 
 def test_tensors_without_elements(workers):
     for worker in workers:
-        made = worker["empty_tensors"]
-        assert made.pop("reduced", []) == []
-        assert made == {
+        created = worker["empty_tensors"]
+        assert created.pop("reduced", []) == []
+        assert created == {
             "built": True,
             "shape": [0, 3],
             "gathered": [0, 3],

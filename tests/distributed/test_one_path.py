@@ -49,7 +49,7 @@ def test_a_checkpoint_manager_on_all_workers_keeps_what_it_should(workers):
         assert seen["latest"] == "checkpoints/ckpt-3"
         files = [f"ckpt-{n}.{end}" for n in (2, 3) for end in ("data-00000-of-00001", "index")]
         assert seen["checkpoints"] == ["checkpoint", *files]
-        total = [np.abs(value).sum() for of_all in seen["sums"].values() for value in of_all]
+        total = [np.abs(value).sum() for values in seen["sums"].values() for value in values]
         assert_close(seen["in checkpoint"], sorted(total), terms=LARGEST)
 
 
@@ -65,8 +65,8 @@ def test_several_files_are_written_twice_to_one_path(workers, folder):
         variable.assign(-np.ones(variable.shape, variable.dtype))
     shards.load_weights(folder / "shards.weights.json")
     assert [value.shape for value in whole.get_weights()] == weights
-    for one, other in zip(whole.get_weights(), shards.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other_weight in zip(whole.get_weights(), shards.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other_weight)
 
 
 def test_the_chief_alone_exports(folder):
@@ -101,11 +101,11 @@ def test_the_chief_alone_saves_what_was_collected_at_the_end_of_the_epoch(worker
 
 def test_a_chief_that_saves_alone_saves_its_own_state_with_a_notice(workers, job):
     chief = workers[0]["chief"]
-    own = chief["own"]
-    twice = [(2 * np.float32(value)).tolist() for value in own["second_moment"]]
-    wanted = {"residual": own["residual"], "second_moment": twice}
+    local = chief["own"]
+    twice = [(2 * np.float32(value)).tolist() for value in local["second_moment"]]
+    wanted = {"residual": local["residual"], "second_moment": twice}
     assert_holds(chief["own.weights.h5"], wanted)
-    total = [np.abs(value).sum() for of_all in wanted.values() for value in of_all]
+    total = [np.abs(value).sum() for values in wanted.values() for value in values]
     assert_close(chief["own checkpoint"], sorted(total), terms=LARGEST)
     assert job[0].stderr.count("holds only the residuals of the chief") == 1
     assert job[0].stderr.count("holds the residuals of all 2 workers") == 1

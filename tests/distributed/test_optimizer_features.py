@@ -81,7 +81,7 @@ def test_loss_scale_grows_as_in_one_process(workers, alone, feature):
 
 
 def test_loss_scaler_inside_and_around_are_bit_equal(workers):
-    inside, around = (workers[0][f"loss scaler {place}"] for place in ("inside", "around"))
+    inside, around = (workers[0][f"loss scaler {index}"] for index in ("inside", "around"))
     assert inside["weights"] == around["weights"]
     assert inside["slots"] == around["slots"]
 

@@ -36,8 +36,8 @@ def test_all_workers_train_as_one_process(form):
     # Each of the 16 weights has one row of each batch, whose error each step halves. All numbers
     # are exact in float32, on any number of workers.
     y = np.arange(1.0, 17)
-    of_steps = np.mean(y**2) / 4.0 ** np.arange(9)
-    expected = [np.mean(of_steps[:4]), np.mean(of_steps[4:8]), of_steps[8]]
+    losses = np.mean(y**2) / 4.0 ** np.arange(9)
+    expected = [np.mean(losses[:4]), np.mean(losses[4:8]), losses[8]]
     for report in seen():
         assert report[form]["losses"] == expected
         for rows in np.reshape(report[form]["predicted"], (4, 16)):

@@ -40,14 +40,14 @@ class Names:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes their own names")
 def test_pods_train_on_when_each_is_lost_once_and_returns_with_another_address(tmp_path):
-    environments, hosts, ports = pods.on_own_ports(pods.of_tfjob("tfjob.yaml")[1])
+    environments, hosts, ports = pods.on_own_ports(pods.tfjob_environments("tfjob.yaml")[1])
     names = Names(tmp_path / "hosts", hosts)
     with contextlib.ExitStack() as stack:
         stack.callback(ports.release)
         running = []
         for index, env in enumerate(environments):
-            own = {pods.HOSTS: str(names.file), "RESULT_PATH": str(tmp_path / f"worker{index}")}
-            pod = pods.Pod([str(PROGRAM), str(tmp_path), "dies"], {**env, **own}, BACKOFF)
+            local = {pods.HOSTS: str(names.file), "RESULT_PATH": str(tmp_path / f"worker{index}")}
+            pod = pods.Pod([str(PROGRAM), str(tmp_path), "dies"], {**env, **local}, BACKOFF)
             running.append(stack.enter_context(contextlib.closing(pod)))
         until = time.monotonic() + DEADLINE
         while not all(pod.is_complete for pod in running):

@@ -55,7 +55,7 @@ def test_evaluate_and_predict_equal_one_process(report):
 @pytest.mark.parametrize("call", ["parts", "endless"])
 def test_epochs_of_a_part_of_a_py_dataset_continue_after_the_last_one(report, call):
     # batches that were read ahead belong to an earlier epoch
-    assert [number % 100 for number in numbers(report["py_datasets"][call])] == batches(0)
+    assert [index % 100 for index in numbers(report["py_datasets"][call])] == batches(0)
 
 
 def test_several_calls_share_the_batches_of_a_generator(report):
@@ -72,7 +72,7 @@ FITS = [(0, 3), (3, 9), (9, 12)]
 
 def test_validation_by_a_generator_loses_nothing_between_epochs(report):
     # Keras looks at two batches of a generator, and begins every pass with them.
-    each = [*[0, 1, 2], *[0, 1, 2], *[3, 4, 5], *[0, 1, 3], *[6, 7, 8], *[0, 1, 4]]
-    assert numbers(report["generators"]["validation"]) == each
+    parts = [*[0, 1, 2], *[0, 1, 2], *[3, 4, 5], *[0, 1, 3], *[6, 7, 8], *[0, 1, 4]]
+    assert numbers(report["generators"]["validation"]) == parts
     finite = [*[0, 1, 2], *[0, 1, 2, 3, 4], *[3, 4, 5], *[0, 1]]
     assert numbers(report["generators"]["finite"]) == finite

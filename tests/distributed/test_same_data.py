@@ -26,8 +26,8 @@ def seen():
 
 
 def test_the_chief_reports_different_orders_with_advice():
-    told = seen()[0]["orders"][0]
-    for name, messages in told.items():
+    logged = seen()[0]["orders"][0]
+    for name, messages in logged.items():
         assert len(messages) == 1, name
         for expected in [TOLD_OF_FILES] if "files" in name else TOLD_OF_ROWS:
             assert expected in messages[0], name
@@ -47,8 +47,8 @@ def test_statistics_stay_as_they_are_on_a_worker_without_rows(data):
         for start in [0, 16, 32, 48, 64] * 2:
             rows = x[start : start + 16]
             size = -(-len(rows) // 2)
-            if len(own := rows[rank * size : (rank + 1) * size]):
-                mean, variance = mean / 2 + own.mean(0) / 2, variance / 2 + own.var(0) / 2
+            if len(local := rows[rank * size : (rank + 1) * size]):
+                mean, variance = mean / 2 + local.mean(0) / 2, variance / 2 + local.var(0) / 2
         found = report[data]
         # Ten updates by statistics over at most eight rows, of numbers below 2.
         assert_close(found["statistics"], [mean, variance], terms=8 + 4, steps=10, scale=2)

@@ -46,8 +46,8 @@ def test_simulation_and_job_make_the_same_plan(jobs):
     real, simulated = (job["lgreco"]["plan"] for job in jobs)
     settings, ratio, *_ = simulated
     assert real[0] == settings
-    for one, other in zip(real[1:], simulated[1:], strict=True):
-        assert_close(one, other, terms=128 * 32)  # the elements of the largest gradient
+    for first, second in zip(real[1:], simulated[1:], strict=True):
+        assert_close(first, second, terms=128 * 32)  # the elements of the largest gradient
     assert settings != [4, 0, 4, 0, 4, 0]  # the own ones of its method
     assert ratio > 1
     assert all(job["top_k"]["plan"] is None for job in jobs)

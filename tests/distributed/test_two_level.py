@@ -81,9 +81,9 @@ def test_trains_as_one_replica_in_each_process(two_level, one_replica, check):
     for value, expected in zip(ours["values"], theirs["values"], strict=True):
         np.testing.assert_allclose(value, expected, rtol=0, atol=APART)
     assert set(ours["state"]) == set(theirs["state"])
-    for name, of_all in theirs["state"].items():
-        largest = max(np.abs(value).max() for value in of_all)
-        for value, expected in zip(ours["state"][name], of_all, strict=True):
+    for name, values in theirs["state"].items():
+        largest = max(np.abs(value).max() for value in values)
+        for value, expected in zip(ours["state"][name], values, strict=True):
             np.testing.assert_allclose(value, expected, rtol=0, atol=APART * largest)
 
 
@@ -176,9 +176,9 @@ def test_nothing_is_lost_in_a_checkpoint(request, format_, job):
         loaded = worker["loaded"][format_]
         assert set(loaded["replicas"]) == set(before["adacomp"]["replicas"])
         assert loaded["exchanges"] == before["adacomp"]["exchanges"]
-        for name, of_all in before["adacomp"]["state"].items():
-            assert max(np.abs(value).max() for value in of_all) > 0
-            for value, expected in zip(loaded["state"][name], of_all, strict=True):
+        for name, values in before["adacomp"]["state"].items():
+            assert max(np.abs(value).max() for value in values) > 0
+            for value, expected in zip(loaded["state"][name], values, strict=True):
                 assert_close(value, expected, terms=4 + 1)  # a quarter of it, four times
 
 

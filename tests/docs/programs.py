@@ -25,11 +25,11 @@ ROWS = 256
 ALONE = "# In a program of one process:\n"
 
 
-def code(page, alone=False):
+def code(page, single=False):
     """The Python of a page as one program: the part for workers, or the part for one process."""
     text = (DOCS / f"{page}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    return "\n".join(block for block in blocks if block.startswith(ALONE) == alone)
+    return "\n".join(block for block in blocks if block.startswith(ALONE) == single)
 
 
 def given(strategy, folder):
@@ -69,12 +69,12 @@ def losses(model):
     return model.history.history["loss"]
 
 
-def of_train_step(names):
+def run_train_step(names):
     found = {"weights": digest(names["model"].get_weights()), "losses": losses(names["model"])}
     return {**found, "uncompressed": train_step_uncompressed(given(names["strategy"], None))}
 
 
-def of_gan(names):
+def run_gan(names):
     gan = names["gan"]
     traffic = [
         optimizer.exchange.traffic() for optimizer in (gan.optimizer, gan.discriminator_optimizer)
@@ -91,7 +91,7 @@ def of_gan(names):
     }
 
 
-def of_several_models(names):
+def run_several_models(names):
     models = [names[name] for name in ("teacher", "student", "encoder", "decoder")]
     return {
         "weights": digest(weight for model in models for weight in model.get_weights()),
@@ -101,7 +101,7 @@ def of_several_models(names):
     }
 
 
-def of_frozen_layers(names):
+def run_frozen_layers(names):
     exchange = names["model"].optimizer.exchange
     steps = exchange.traffic().exchanges
     return {
@@ -114,7 +114,7 @@ def of_frozen_layers(names):
     }
 
 
-def of_learning_rate(names):
+def run_learning_rate(names):
     model = names["model"]
     return {
         "weights": digest(model.get_weights()),
@@ -124,7 +124,7 @@ def of_learning_rate(names):
     }
 
 
-def of_precision(names):
+def run_precision(names):
     optimizer = names["model"].optimizer
     return {
         "weights": digest(names["model"].get_weights()),
@@ -134,7 +134,7 @@ def of_precision(names):
     }
 
 
-def of_inference(names):
+def run_inference(names):
     loaded = names["loaded"].predict(names["x"], verbose=0)
     return {
         "rows": len(names["predictions"]),
@@ -144,7 +144,7 @@ def of_inference(names):
     }
 
 
-def of_data(names):
+def run_data(names):
     return {
         "weights": digest(names["model"].get_weights()),
         "first": digest([next(iter(names["batches"]))[0].numpy()]),
@@ -158,7 +158,7 @@ def main():
         print("page", page, flush=True)
         names = given(strategy, sys.argv[2])
         exec(compile(code(page), f"{page}.md", "exec"), names)
-        found[page] = globals()[f"of_{page}"](names)
+        found[page] = globals()[f"run_{page}"](names)
     with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
         json.dump(found, file)
 

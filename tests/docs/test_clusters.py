@@ -31,8 +31,11 @@ def test_a_cluster_s_tf_config_is_understood(place, workers, rank, first):
 
 
 MANIFESTS = {
-    "tfjob.yaml": (pods.of_tfjob, "train-worker-{}.default.svc:2222"),
-    "trainjob.yaml": (pods.of_trainjob, "train-node-0-{}.train:2222"),  # as a JobSet names pods
+    "tfjob.yaml": (pods.tfjob_environments, "train-worker-{}.default.svc:2222"),
+    "trainjob.yaml": (
+        pods.trainjob_environments,
+        "train-node-0-{}.train:2222",
+    ),  # as a JobSet names pods
 }
 
 
@@ -48,7 +51,7 @@ def test_a_manifest_s_pods_are_the_workers_of_one_job(manifest):
 
 def test_the_page_shows_what_the_training_operator_sets():
     text = re.search(r"```json\n(.*?)```", PAGE.partition("\n## Kubernetes\n")[2], re.S)[1]
-    assert json.loads(text) == json.loads(pods.of_tfjob("tfjob.yaml")[1][0]["TF_CONFIG"])
+    assert json.loads(text) == json.loads(pods.tfjob_environments("tfjob.yaml")[1][0]["TF_CONFIG"])
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)

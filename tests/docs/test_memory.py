@@ -20,9 +20,9 @@ def stated():
         for names, copies in re.findall(r"^\| (`.+`) \| (\d) \|", PAGE, re.M)
         for name in re.findall("`(.+?)`", names)
     ]
-    (of_others,) = re.findall(r"^\| any method that is not listed here \| (\d) \|", PAGE, re.M)
+    (default,) = re.findall(r"^\| any method that is not listed here \| (\d) \|", PAGE, re.M)
     named = {name.partition("(")[0] for name, _ in listed}
-    return [*listed, *((name, int(of_others)) for name in method_names() if name not in named)]
+    return [*listed, *((name, int(default)) for name in method_names() if name not in named)]
 
 
 def copies_of_the_model(compressor, inner, **settings):

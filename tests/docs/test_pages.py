@@ -36,8 +36,8 @@ def folder(tmp_path_factory):
 def found(folder):
     """Returns the findings of two workers, by page."""
     random = np.random.default_rng(1)
-    for number, rows in enumerate(ROWS_OF_FILES):
-        with tf.io.TFRecordWriter(str(folder / f"{number}.tfrecord")) as writer:
+    for index, rows in enumerate(ROWS_OF_FILES):
+        with tf.io.TFRecordWriter(str(folder / f"{index}.tfrecord")) as writer:
             for x in random.normal(size=(rows, 8)).astype("float32"):
                 writer.write(example(x=x, y=[x.sum()]))
     args = [",".join(PAGES), folder]
@@ -70,10 +70,10 @@ def test_the_loss_falls(found, page):
 
 
 def test_a_train_step_on_two_workers_trains_as_in_one_process(found):
-    alone = programs.given(tf.distribute.get_strategy(), None)
+    single = programs.given(tf.distribute.get_strategy(), None)
     for weights, expected in zip(
         found[0]["train_step"]["uncompressed"],
-        programs.train_step_uncompressed(alone),
+        programs.train_step_uncompressed(single),
         strict=True,
     ):
         np.testing.assert_allclose(weights, expected, rtol=0, atol=TRAINED)
@@ -117,7 +117,7 @@ def test_a_model_predicts_the_same_without_its_wrapper(found):
 
 def test_the_inner_optimizer_continues_alone(found, folder):
     names = programs.given(tf.distribute.get_strategy(), folder)
-    exec(programs.code("inference", alone=True), names)
+    exec(programs.code("inference", single=True), names)
     adam = names["again"].optimizer
     assert type(adam) is keras.optimizers.Adam
     assert all(np.max(velocity.numpy()) > 0 for velocity in adam._velocities)

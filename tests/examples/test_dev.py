@@ -84,13 +84,13 @@ def runs_of_pytest(dev, monkeypatch, *argv):
         if command[1:] == dev.EXAMPLE:
             ran.append("example")
         else:
-            of_keras_2 = variables.get("TF_USE_LEGACY_KERAS") == "1"
-            ran.append((command[1 + len(dev.PYTEST) :], of_keras_2))
+            with_keras_2 = variables.get("TF_USE_LEGACY_KERAS") == "1"
+            ran.append((command[1 + len(dev.PYTEST) :], with_keras_2))
         return 0
 
     for name in ("check_python", "prepare", "prepare_tf_keras", "prepare_horovod"):
         monkeypatch.setattr(dev, name, lambda *_: None)
-    monkeypatch.setattr(dev, "alone_in", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr(dev, "locked", lambda folder: contextlib.nullcontext())
     monkeypatch.setattr(dev, "run", run)
     monkeypatch.setattr(sys, "argv", ["dev.py", "test", *argv])
     assert dev.main() == 0
@@ -155,10 +155,10 @@ def test_the_next_releases_run_an_example_and_some_tests(dev, monkeypatch, found
 def test_a_failure_of_any_run_of_the_tests_is_the_exit_code(dev, monkeypatch):
     runs_of_pytest(dev, monkeypatch)
     for codes in ([1, 0], [0, 1]):
-        of_runs = iter(codes)
-        monkeypatch.setattr(dev, "run", lambda *_, of_runs=of_runs: next(of_runs))
+        exit_codes = iter(codes)
+        monkeypatch.setattr(dev, "run", lambda *_, exit_codes=exit_codes: next(exit_codes))
         assert dev.main() == 1
-        assert not list(of_runs)
+        assert not list(exit_codes)
 
 
 def test_tf_keras_is_installed_alone_and_once(dev, monkeypatch, tmp_path):
@@ -179,25 +179,27 @@ def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
 
 
 def test_wheels_are_built_for_the_tensorflows_with_keras_3(dev, monkeypatch):
-    made = []
+    created = []
     monkeypatch.setattr(dev, "check_python", lambda target: None)
     monkeypatch.setattr(dev, "find_compiler", lambda: "g++")
     monkeypatch.setattr(dev, "prepare", lambda *_: None)
     monkeypatch.setattr(
-        dev, "make_wheel", lambda target: made.append(target.tensorflow) or dev.ROOT / "dist" / "w"
+        dev,
+        "make_wheel",
+        lambda target: created.append(target.tensorflow) or dev.ROOT / "dist" / "w",
     )
     for argv, versions in (
         ([], ["2.21.*"]),
         (["2.18", "2.20"], ["2.18.*", "2.20.*"]),
         (["all"], [f"2.{minor}.*" for minor in range(17, 22)]),
     ):
-        made.clear()
+        created.clear()
         monkeypatch.setattr(sys, "argv", ["dev.py", "wheel", *argv])
         assert dev.main() == 0
-        assert made == versions
+        assert created == versions
     (supported,) = re.findall(r"^SUPPORTED = (.*)$", (ROOT / "setup.py").read_text(), re.M)
-    of_keras_2, *others = eval(supported)
-    assert of_keras_2 == (2, 15)
+    keras_2_version, *others = eval(supported)
+    assert keras_2_version == (2, 15)
     assert list(dev.TARGETS) == [f"{major}.{minor}" for major, minor in others]
 
 

@@ -125,10 +125,10 @@ def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(tmp_path):
         args = ["--horovod", "--history", file, *SHORT[program]]
         run_workers(EXAMPLES / program, 2, args, env=OPTIMIZED, per_worker_env=each)
     ranks, workers = json.loads(file.read_text()), trained(program, 2, "adacomp")
-    accuracy, other = (series(run, "val_accuracy")[-1] for run in (ranks, workers))
-    assert accuracy == pytest.approx(other, rel=0.05)
-    one, other = (run["traffic"]["payload_bytes"] for run in (ranks, workers))
-    assert one == pytest.approx(other, rel=0.2)
+    accuracy, second = (series(run, "val_accuracy")[-1] for run in (ranks, workers))
+    assert accuracy == pytest.approx(second, rel=0.05)
+    first, second = (run["traffic"]["payload_bytes"] for run in (ranks, workers))
+    assert first == pytest.approx(second, rel=0.2)
 
 
 @pytest.mark.parametrize("compressor", ["adacomp", "no_compression"])
@@ -182,9 +182,9 @@ def test_a_vision_model_trains_on_a_folder_of_images(tmp_path):
     digits, labels = load_digits(n_class=2, return_X_y=True)
     for label in (0, 1):
         (tmp_path / str(label)).mkdir()
-        for number, pixels in enumerate(digits[labels == label][:60]):
+        for index, pixels in enumerate(digits[labels == label][:60]):
             image = tf.io.encode_png((15 * pixels).astype("uint8").reshape(8, 8, 1))
-            (tmp_path / str(label) / f"{number}.png").write_bytes(image.numpy())
+            (tmp_path / str(label) / f"{index}.png").write_bytes(image.numpy())
     args = ["--images", tmp_path, "--image-size", "32", "--batch-size", "16"]
     args += ["--epochs", "2", "--steps-per-epoch", "5"]
     chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args)

@@ -47,8 +47,8 @@ def trained():
 
 def test_workers_start_again_from_the_last_checkpoint_when_one_dies():
     metrics = trained()["two"]
-    assert [one["epoch"] for one in metrics] == [0, 1, 2, 3]
-    assert {one["workers"] for one in metrics} == {2}
+    assert [metric["epoch"] for metric in metrics] == [0, 1, 2, 3]
+    assert {metric["workers"] for metric in metrics} == {2}
 
 
 def test_nothing_is_lost_also_with_another_number_of_workers():

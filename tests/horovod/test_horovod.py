@@ -47,10 +47,10 @@ def largest(arrays):
     return max(np.abs(array).max(initial=0) for array in arrays)
 
 
-def only(of_ranks):
+def only(results):
     """Returns the value of all ranks, which must be the same."""
-    assert all(one == of_ranks[0] for one in of_ranks)
-    return of_ranks[0]
+    assert all(rank == results[0] for rank in results)
+    return results[0]
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def three_ranks():
 def test_dense_training_equals_one_process_on_whole_batches(request, ranks, name):
     seen = request.getfixturevalue(ranks)
     together = only([rank["by Horovod"][name] for rank in seen])
-    alone = seen[0]["alone"][name]
-    assert largest_difference(together["values"], alone["values"]) <= TRAINED
-    assert together["iterations"] == alone["iterations"]
+    single = seen[0]["alone"][name]
+    assert largest_difference(together["values"], single["values"]) <= TRAINED
+    assert together["iterations"] == single["iterations"]
 
 
 @pytest.fixture(scope="module")
@@ -165,24 +165,24 @@ def loaded(saved, folder):
 @pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
 @pytest.mark.parametrize("way", SAVED)
 def test_another_job_resumes_from_the_save_of_rank_0(saved, loaded, job, way):
-    of_workers = [worker[way] for worker in loaded[job]]
+    results = [worker[way] for worker in loaded[job]]
     for name in ("residual", "second_moment"):
         sums = [
             np.add(*np.float32(pair))
             for pair in zip(*(rank["own"][name] for rank in saved), strict=True)
         ]
         assert max(np.abs(total).max() for total in sums) > 0
-        assert largest_difference(of_workers[0][name], sums) <= THIRDS * largest(sums)
-    assert {worker["group"] for worker in of_workers} == {job}
-    assert {worker["exchanges"] for worker in of_workers} == {4}
+        assert largest_difference(results[0][name], sums) <= THIRDS * largest(sums)
+    assert {worker["group"] for worker in results} == {job}
+    assert {worker["exchanges"] for worker in results} == {4}
 
 
 @pytest.mark.parametrize("wrappers", ["several", "outside"])
 def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers):
     first, second = (rank[wrappers]["own"] for rank in saved)
     assert len(first) == 2
-    for collected, *own in zip(saved[0][wrappers]["collected"], first, second, strict=True):
-        sums = [np.add(*np.float32(pair)) for pair in zip(*own, strict=True)]
+    for collected, *local in zip(saved[0][wrappers]["collected"], first, second, strict=True):
+        sums = [np.add(*np.float32(pair)) for pair in zip(*local, strict=True)]
         assert max(np.abs(total).max() for total in sums) > 0
         assert largest_difference(collected, sums) == 0
 
@@ -195,7 +195,7 @@ def test_a_resumed_job_trains_on_all_workers(loaded, job):
 def test_each_rank_gets_its_share_of_what_was_saved(loaded):
     ranks = [rank["only.weights.h5"] for rank in loaded["Horovod"]]
     assert largest_difference(only([rank["own"] for rank in ranks]), ranks[0]["residual"]) > 0
-    shares = [3 * np.array(own) for own in ranks[0]["own"]]
+    shares = [3 * np.array(local) for local in ranks[0]["own"]]
     assert largest_difference(shares, ranks[0]["residual"]) <= THIRDS * largest(shares)
 
 
@@ -389,23 +389,23 @@ def test_process_sets_train_separately(tmp_path):
     env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     seen = results(run_ranks("subsets.py", 3, [tmp_path / "backup"], env=env))
     gradient = np.arange(1.0, 5)  # times rank + 1
-    mean_of_two = of_one = [-2 * gradient]
-    assert largest_difference([seen[0]["no_compression"]], mean_of_two) == 0
+    two_mean = one_gradient = [-2 * gradient]
+    assert largest_difference([seen[0]["no_compression"]], two_mean) == 0
     for method in ("no_compression", "scalecom", "adacomp"):
-        assert largest_difference([seen[1][method]], of_one) == 0
+        assert largest_difference([seen[1][method]], one_gradient) == 0
         assert seen[0][method] == seen[2][method]
     assert seen[0]["adacomp"] != seen[1]["adacomp"]
     assert "is not in" in seen[0]["not in it"]
 
-    def of_sets(what):
+    def by_set(what):
         first, apart, third = (rank["backed up"][what] for rank in seen)
         assert first == third
         return first, apart
 
-    assert len(set(of_sets("begun"))) == 2
-    assert of_sets("restored") == of_sets("trained")
-    assert len(set(of_sets("trained"))) == 2
-    assert of_sets("epochs after") == ([], [])
+    assert len(set(by_set("begun"))) == 2
+    assert by_set("restored") == by_set("trained")
+    assert len(set(by_set("trained"))) == 2
+    assert by_set("epochs after") == ([], [])
 
 
 def test_gradcomp_run_starts_ranks_and_ends_as_the_first_that_fails(tmp_path):

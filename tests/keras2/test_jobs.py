@@ -93,17 +93,17 @@ def alone():
 @pytest.fixture(scope="module")
 def metrics():
     """By two workers, and by one process on whole batches."""
-    one, other = by_strategy("metrics.py")
-    assert one == other
-    (alone,) = (result(worker) for worker in run_workers(PROGRAMS / "metrics.py", 1))
-    return one, alone
+    first, second = by_strategy("metrics.py")
+    assert first == second
+    (single,) = (result(worker) for worker in run_workers(PROGRAMS / "metrics.py", 1))
+    return first, single
 
 
 @pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
 def test_metrics_and_predictions_equal_one_process(metrics, model):
-    seen, alone = (of_one[model] for of_one in metrics)
-    assert largest_difference(seen["predict"], alone["predict"]) <= MEASURED
-    logs = [[*of_one["batches"], of_one["fit"], of_one["evaluate"]] for of_one in (seen, alone)]
+    seen, single = (logged[model] for logged in metrics)
+    assert largest_difference(seen["predict"], single["predict"]) <= MEASURED
+    logs = [[*logged["batches"], logged["fit"], logged["evaluate"]] for logged in (seen, single)]
     assert len(logs[0]) == 2 * 3 + 2
     for ours, expected in zip(*logs, strict=True):
         assert ours == pytest.approx(expected, rel=MEASURED)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam, rounding
+from tests.bounds import adam_bound, assert_close, rounding
 from tests.keras2.models import small_model
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
@@ -80,9 +80,9 @@ def test_config_round_trips(name):
 
 def test_the_learning_rate_belongs_to_the_inner_optimizer():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
-    for inner, of_last in ((legacy.SGD(schedule), 0), (keras.optimizers.SGD(schedule), 1)):
+    for inner, lag in ((legacy.SGD(schedule), 0), (keras.optimizers.SGD(schedule), 1)):
         model = trained(gc.CompressedOptimizer(inner), epochs=1)
-        assert float(model.optimizer.learning_rate) == 0.5 * 0.5 ** (3 - of_last)
+        assert float(model.optimizer.learning_rate) == 0.5 * 0.5 ** (3 - lag)
     for inner in (legacy.SGD(0.5), keras.optimizers.SGD(0.5)):
         optimizer = gc.CompressedOptimizer(inner)
         optimizer.lr = 0.25
@@ -193,9 +193,9 @@ def test_momentum_steps_equal_keras_where_the_second_moment_is_constant(name):
         pairs = zip([tf.constant(sign * size) for size in sizes], plain, strict=True)
         keras_private.apply(optimizer, list(pairs), aggregate=False)
         momentum_step(momentum, [np.full_like(size, sign) for size in sizes], stepped)
-    for one, other in zip(plain, stepped, strict=True):
-        largest = np.abs(one.numpy()).max()  # of the weights: also steps of Lamb are no longer
-        assert_close(one, other, of_adam(), steps=7, scale=largest)
+    for first, second in zip(plain, stepped, strict=True):
+        largest = np.abs(first.numpy()).max()  # of the weights: also steps of Lamb are no longer
+        assert_close(first, second, adam_bound(), steps=7, scale=largest)
 
 
 @pytest.mark.parametrize("name", PRECONDITIONED)
@@ -210,8 +210,8 @@ def test_a_delayed_gradient_goes_past_the_momentum(name):
         weights.append(variables)
         if delayed:
             assert not any(slot.numpy().any() for slot in _slots(optimizer, "momentums", variables))
-    for one, other in zip(*weights, strict=True):
-        assert_close(one, other, terms=20, steps=3)
+    for first, second in zip(*weights, strict=True):
+        assert_close(first, second, terms=20, steps=3)
 
 
 def test_nadam_multiplies_its_momentums_once_in_a_step_also_in_a_graph():
@@ -220,9 +220,9 @@ def test_nadam_multiplies_its_momentums_once_in_a_step_also_in_a_graph():
     variables, gradients = variables_and_gradients()
     keras_private.build(optimizer, variables)
     step = tf.function(lambda: momentum_step(optimizer, gradients, variables, divided=1))
-    for number in range(1, 4):
+    for index in range(1, 4):
         step()
-        expected *= 0.9 * (1 - 0.5 * 0.96**number)
+        expected *= 0.9 * (1 - 0.5 * 0.96**index)
         product, _ = keras_private.nadam_schedule(optimizer, tf.float32)
         assert float(product) == pytest.approx(expected, rel=rounding(1, terms=4, steps=3))
 
@@ -246,27 +246,27 @@ def test_second_moments_are_handed_over_and_given_back(name):
         )
         return optimizer, variables, strategy, step
 
-    def moments(of_job):
-        optimizer, _, strategy, _ = of_job
+    def moments(parts):
+        optimizer, _, strategy, _ = parts
         return [copies(strategy, v) for v in optimizer.exchange.state[SECOND_MOMENT]]
 
-    def saved(of_job):
-        return [np.array(weight.numpy()) for weight in of_job[0].variables]
+    def saved(parts):
+        return [np.array(weight.numpy()) for weight in parts[0].variables]
 
     given = [[variables_and_gradients(10 * replica)[1] for replica in (1, 2)] for _ in range(3)]
     first = job(2)
     for gradients in given:
         first[3](gradients)
-    alone = job(1, saved(first))
-    alone[3](given[0][:1])
-    slots = [slot.numpy() for slot in _slots(alone[0].inner_optimizer, "velocities", alone[1])]
+    single = job(1, saved(first))
+    single[3](given[0][:1])
+    slots = [slot.numpy() for slot in _slots(single[0].inner_optimizer, "velocities", single[1])]
     for slot, before, gradient in zip(slots, moments(first), given[0][0], strict=True):
-        assert_close(slot, 0.9 * sum(before) + 0.1 * gradient**2, of_adam(0.9))
-    many = job(2, saved(alone))
+        assert_close(slot, 0.9 * sum(before) + 0.1 * gradient**2, adam_bound(0.9))
+    many = job(2, saved(single))
     many[3](given[0])
     for slot, after, *gradients in zip(slots, moments(many), *given[0], strict=True):
         for moment, gradient in zip(after, gradients, strict=True):
-            assert_close(moment, 0.9 * slot / 2 + 0.1 * gradient**2, of_adam(0.9))
+            assert_close(moment, 0.9 * slot / 2 + 0.1 * gradient**2, adam_bound(0.9))
 
 
 def _slots(optimizer, kind, variables):
@@ -338,7 +338,7 @@ def test_slots():
         keras_private.apply(optimizer, [(tf.constant([1.0, 1.0]), variable)], aggregate=True)
         for kind, value in (("momentums", 0.1), ("velocities", 0.001), ("velocity_hats", 0.001)):
             (slot,) = keras_private.slots(optimizer, kind, [variable])
-            assert_close(slot, [value, value], of_adam())
+            assert_close(slot, [value, value], adam_bound())
 
 
 install_patches()  # which makes the table complete
@@ -491,7 +491,7 @@ def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, ca
     folder = str(tmp_path / "backup")
     without = "gradcomp run would restart this job from zero, because fit saves nothing"
     gone = f"job begins from zero, because there is no backup in {folder!r}"
-    for saves, told in (
+    for saves, logged in (
         (False, [without]),
         (True, [gone]),
         (True, []),  # it finds the backup of the job before
@@ -502,7 +502,7 @@ def test_a_restarted_job_says_that_it_begins_from_zero(tmp_path, monkeypatch, ca
         model = small_model(gc.CompressedOptimizer(keras.optimizers.SGD(0.1)))
         data = np.zeros((4, 2), "int32"), np.zeros(4)
         model.fit(*data, verbose=0, epochs=2, callbacks=[backup] if saves else [])
-        assert [line for line in (without, gone) if line in caplog.text] == told
+        assert [line for line in (without, gone) if line in caplog.text] == logged
 
 
 def test_reduce_outputs(monkeypatch):
@@ -537,7 +537,7 @@ def test_looks_for_nans():
 
 def test_own_variables_of_a_loss_scaler():
     scaler = keras.mixed_precision.LossScaleOptimizer(legacy.SGD(0.1), initial_scale=8)
-    counter, scale = keras_private.own_variables(scaler)
+    counter, scale = keras_private.state_variables(scaler)
     assert (int(counter), float(scale)) == (0, 8.0)
 
 
@@ -548,7 +548,7 @@ def test_layers_of():
 
 class _Epoch(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
-        self.found = keras_private.initial_place(self.model, 1)
+        self.found = keras_private.initial_position(self.model, 1)
 
 
 def test_initial_place(tmp_path):

@@ -73,11 +73,11 @@ def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another_and_
             gc.CompressedOptimizer(keras.mixed_precision.LossScaleOptimizer(inner))
         gc.CompressedOptimizer.from_config(optimizer.get_config()).build([variable])
     gradients = np.ones((2, 1, 60), "float32")
-    alone = stepper(
+    single = stepper(
         strategy, lambda grads: inner.apply_gradients([(grads[0], variable)]), graph=True
     )
     with pytest.raises(ValueError, match="much too long, alone or in another"):
-        alone(gradients)
+        single(gradients)
     np.testing.assert_array_equal(variable.numpy(), np.ones(60))
     stepper(strategy, lambda grads: optimizer.apply_gradients([(grads[0], variable)]), graph=True)(
         gradients

@@ -41,13 +41,13 @@ def new_model(optimizer="sgd"):
 def test_learners_without_compression_are_keras_own_training():
     x = np.arange(48).reshape(16, 3) % 6
     y = x.sum(1).astype("float32")
-    alone, shared = (
+    single, shared = (
         new_model(keras.optimizers.Adam(0.1, epsilon=0.5, clipnorm=0.5)) for _ in range(2)
     )
-    alone.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    single.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
     batches = [(x[:8], y[:8]), (x[8:], y[8:])]
     gc.simulation.Learners(shared, 4, "no_compression").fit(batches, epochs=3)
-    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+    for expected, actual in zip(single.get_weights(), shared.get_weights(), strict=True):
         # Sums are over 8 rows, 6 words and 9 inputs.
         bound = training(gain=0.1 / 0.5, terms=8 + 6 + 9, steps=6)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
@@ -70,10 +70,10 @@ def test_layers_are_converted_as_in_fit():
         models.append(keras.Sequential([DoublesPositiveSums(), keras.layers.Dense(1)]))
         models[-1].build((None, 3))
         models[-1].compile(keras.optimizers.SGD(0.1), "mse")
-    alone, shared = models
-    alone.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    single, shared = models
+    single.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     gc.simulation.Learners(shared, 2, "no_compression").fit([(x[:8], y[:8]), (x[8:], y[8:])])
-    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+    for expected, actual in zip(single.get_weights(), shared.get_weights(), strict=True):
         # Sums are over 8 rows and 3 inputs. Inputs and errors are at most 1 and 3.
         bound = training(gain=0.1 * 2 * 4, terms=8 + 3, steps=2, gradients=6)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)

@@ -32,8 +32,8 @@ def trains_as_the_inner_optimizer(program: Program) -> None:
         _assert_said(running, lost)
         slots = plain.optimizer.variables
         names = [variable.path for variable in slots]
-        of_running = [variable.numpy() for variable in running.slots()]
-        _assert_near(of_running, [variable.numpy() for variable in slots], names)
+        running_slots = [variable.numpy() for variable in running.slots()]
+        _assert_near(running_slots, [variable.numpy() for variable in slots], names)
     running.compressed.finalize_variable_values(running.variables)
     plain.optimizer.finalize_variable_values(plain.variables)
     _assert_near(running.weights(), [v.numpy() for v in plain.variables], "averages")
@@ -59,13 +59,13 @@ def loses_nothing(program: Program, rounded: float = EXACT) -> None:
                 given[variable] += mean
                 largest += np.abs(mean).max()
             parts = zip(start, running.weights(), running.left(), given, lost, strict=True)
-            for number, (first, now, left, total, gone) in enumerate(parts):
+            for index, (first, now, left, total, gone) in enumerate(parts):
                 np.testing.assert_allclose(
                     np.float64(first) - now + left,
                     total - gone,
                     rtol=0,
                     atol=rounded * largest,
-                    err_msg=f"variable {number}, job {running.job}, after {steps}",
+                    err_msg=f"variable {index}, job {running.job}, after {steps}",
                 )
             if steps and not bad and not keeps_gradients(running.job, _exchanges(running)):
                 left = running.left()
@@ -148,7 +148,7 @@ def _lengths(running: Running, rounds: Sequence[Sequence[Step]]) -> list[float]:
 def _assert_near(
     values: Sequence[np.ndarray], wanted: Sequence[np.ndarray], names: str | Sequence[str]
 ) -> None:
-    for number, (value, other) in enumerate(zip(values, wanted, strict=True)):
+    for index, (value, other) in enumerate(zip(values, wanted, strict=True)):
         assert np.isfinite(other).all()
-        name = f"{names} {number}" if isinstance(names, str) else names[number]
+        name = f"{names} {index}" if isinstance(names, str) else names[index]
         np.testing.assert_allclose(value, other, rtol=NEAR, atol=NEAR, err_msg=name)

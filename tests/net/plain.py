@@ -60,10 +60,12 @@ class Plain:
                     self.kept[variable] = self.kept.get(variable, 0) + mean
 
     def _apply(self, job: Job, step: Step) -> None:
-        of_all = [gradients_of(self.program, step, r) for r in range(job.replicas)]
+        all_gradients = [gradients_of(self.program, step, r) for r in range(job.replicas)]
         gradients = []
-        for variable, of_one in zip(step.given, zip(*of_all, strict=True), strict=True):
-            total = self._total(job, variable, of_one)
+        for variable, replica_gradients in zip(
+            step.given, zip(*all_gradients, strict=True), strict=True
+        ):
+            total = self._total(job, variable, replica_gradients)
             if variable in self.kept:
                 total = dense(total) + self.kept.pop(variable) * self.program.micro_steps
             gradients.append(_tensor(total))

@@ -30,7 +30,7 @@ from tests.net.program import (
 )
 from tests.replicas import collective, copies, mirrored, per_replica
 from tf_gradcomp.advice import probe as probing
-from tf_gradcomp.advice.cost_model import Prediction, Probed
+from tf_gradcomp.advice.cost_model import Prediction, ProbeResult
 
 SCALER = {"initial_scale": 8.0, "dynamic_growth_steps": 3}
 
@@ -76,9 +76,9 @@ class Running:
         tensors = [
             tf.nest.map_structure(
                 lambda *values: per_replica(self.strategy, values) if replicas > 1 else values[0],
-                *[_tensors(gradient, scale) for gradient in of_all],
+                *[_tensors(gradient, scale) for gradient in copies],
             )
-            for of_all in zip(*gradients, strict=True)
+            for copies in zip(*gradients, strict=True)
         ]
         with self._listening():
             self._run(step.given)(tensors)
@@ -106,9 +106,11 @@ class Running:
     def unequal(self) -> list[str]:
         """Returns the names of variables whose values differ among the replicas."""
         outer = [self.outer] if self.outer is not self.compressed else []
-        own = [v for optimizer in outer for v in (optimizer.dynamic_scale, optimizer.step_counter)]
+        local = [
+            v for optimizer in outer for v in (optimizer.dynamic_scale, optimizer.step_counter)
+        ]
         found = []
-        for variable in [*self.variables, *self.compressed.inner_optimizer.variables, *own]:
+        for variable in [*self.variables, *self.compressed.inner_optimizer.variables, *local]:
             first, *others = copies(self.strategy, variable)
             if any(other.tobytes() != first.tobytes() for other in others):
                 found.append(variable.path)
@@ -119,13 +121,13 @@ class Running:
             return []
         values = [*self.variables, *self.compressed.inner_optimizer.variables]
         digest = zlib.crc32(b"".join(copies(self.strategy, v)[0].tobytes() for v in values))
-        of_all = self.strategy.gather(
+        counts = self.strategy.gather(
             self.strategy.experimental_distribute_values_from_function(
                 lambda context: tf.constant([digest], tf.int64)
             ),
             axis=0,
         )
-        return ["some, on another worker"] if len(set(of_all.numpy())) > 1 else []
+        return ["some, on another worker"] if len(set(counts.numpy())) > 1 else []
 
     def resume(self, before: Running) -> None:
         """Takes over all state."""
@@ -214,8 +216,8 @@ def _optimizers(program: Program, job: Job) -> tuple[gc.CompressedOptimizer, Any
 def _choosing_the_first() -> Iterator[None]:
     """Within it, `Auto` predicts its first candidate to be the fastest."""
 
-    def predicted(group: Any, specs: Any, candidates: Any, effort: Any) -> Probed:
-        return Probed([Prediction("", 0, i, 0, 0, 0, 0, 0) for i, _ in enumerate(candidates)])
+    def predicted(group: Any, specs: Any, candidates: Any, effort: Any) -> ProbeResult:
+        return ProbeResult([Prediction("", 0, i, 0, 0, 0, 0, 0) for i, _ in enumerate(candidates)])
 
     original, probing.probe = probing.probe, predicted
     try:

@@ -112,11 +112,11 @@ def _maybe(settings: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
 @st.composite
 def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
     """Draws settings of an optimizer: some of its own, and some that all optimizers have."""
-    own = OPTIMIZERS[optimizer]
+    local = OPTIMIZERS[optimizer]
     return {
         "learning_rate": draw(_RATES),
         **draw(_maybe(_decay)),
-        **draw(st.fixed_dictionaries({}, optional=own)),
+        **draw(st.fixed_dictionaries({}, optional=local)),
         # With the default, sparse methods are refused.
         **({"epsilon_1": 1e-10} if optimizer == "Adafactor" else {}),
         **draw(_maybe(_clipping)),
@@ -157,9 +157,9 @@ def jobs(
     collective = warms_up and draw(st.sampled_from([False, False, False, True]))
     replicas = 2 if collective else draw(st.sampled_from([2, 1, 3] if first else [1, 2, 1, 3]))
     known = [m for m in methods if collective or replicas == 1 or "warmup" not in m]
-    numbers = list(range(len(program.shapes)))
-    all_of_them = st.just(tuple(numbers))
-    subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
+    values = list(range(len(program.shapes)))
+    all_of_them = st.just(tuple(values))
+    subsets = st.lists(st.sampled_from(values), min_size=1, unique=True).map(sorted).map(tuple)
     with_gradient = st.one_of(all_of_them, subsets, subsets)
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []

@@ -94,7 +94,7 @@ def wrong() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_workers_train_as_they_should(wrong, program):
-    assert [of_worker[program] for of_worker in wrong] == ["", ""]
+    assert [worker[program] for worker in wrong] == ["", ""]
 
 
 OF_DIFFERENT_VARIABLES = """

@@ -73,9 +73,9 @@ def numbers(seed, scale=1.0):
     return [generator.normal(scale=scale, size=size).astype("float32") for size in SIZES]
 
 
-def same(one, other):
+def same(first, second):
     """Tells whether all are equal to the bit, NaNs aside: a GPU's have other bits than a CPU's."""
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         assert bits(a) == bits(b)
 
@@ -127,8 +127,8 @@ def decode(device, payloads):
 def compare_steps(wrap, dtype, divides):
     on_gpu, on_host = Replica("GPU:0"), Replica("CPU:0")
     assert all("GPU:0" in variable.device for variable in on_gpu.residuals)
-    for number in range(2):
-        gradients = [tf.cast(value, dtype) for value in numbers(1 + number, 0.3)]
+    for step in range(2):
+        gradients = [tf.cast(value, dtype) for value in numbers(1 + step, 0.3)]
         shared = on_gpu.residuals[0].read_value()  # of which the op must not write the buffer
         before = on_host.residuals[0].numpy()
         sent = [
@@ -251,16 +251,16 @@ def compare_all_fixed(wrap, dtype):
     compare_fixed(wrap, dtype, "sign_sgd", same_job)
 
 
-def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
+def step_in_chunks(residuals, gradients, lead, local_finite, with_rests):
     """Runs the ops for chunks as in a step."""
     chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES)
     selected, finite = ops.chunk_select(chunked, lead)
     offsets = selected if lead else ops.chunk_draw(chunked, STEP, seed=5)
     split = ops.chunk_split(chunked)
-    values = ops.chunk_take(chunked, offsets, own_finite)
+    values = ops.chunk_take(chunked, offsets, local_finite)
     rests = values[:-1] / 4 if with_rests else None
     reduced, taken = ops.chunk_apply(
-        chunked, offsets, values, own_finite, finite, rests=rests, filter=0.3
+        chunked, offsets, values, local_finite, finite, rests=rests, filter=0.3
     )
     return [offsets, finite, *split, values, *reduced, taken]
 
@@ -316,11 +316,11 @@ def compare_factors(wrap, dtype):
     for device in ("GPU:0", "CPU:0"):
         with tf.device(device):
             residuals = [tf.Variable(value) for value in matrices(0)]
-            of_factors = [
+            factor_shapes = [
                 [shape[-1], rank + 1] if rank else [0]
                 for shape, rank in zip(SHAPES, RANKS, strict=True)
             ]
-            variables[device] = residuals, [tf.Variable(tf.zeros(shape)) for shape in of_factors]
+            variables[device] = residuals, [tf.Variable(tf.zeros(shape)) for shape in factor_shapes]
     # As many as all are; too large only as a sum; too large as a product; not finite.
     for bad, by_others in ((1.0, 2.0), (1.0, 1e38), (1e38, 1.0), (np.nan, 1.0), (1.0, 1.0)):
         gradients = matrices(1, 0.3)
@@ -432,11 +432,11 @@ def exchange(gradients, devices, compressor, graphs=(True, False)):
     exchanging = Dividing(compressor=compressor)
     steppers = [stepper(exchanging.strategy, exchanging.reduce, graph=graph) for graph in graphs]
     reduced = []
-    for number, step in enumerate(gradients):
-        graph = graphs[number % len(graphs)]
-        steppers[number % len(graphs)](step)
+    for index, step in enumerate(gradients):
+        graph = graphs[index % len(graphs)]
+        steppers[index % len(graphs)](step)
         reduced += [] if graph else exchanging.reduced[0] + exchanging.reduced[1]
-    state = [one for of_all in exchanging.exchange.state.values() for one in of_all]
+    state = [variable for all_coded in exchanging.exchange.state.values() for variable in all_coded]
     return [value.numpy() for value in reduced] + [copies(exchanging.strategy, s) for s in state]
 
 
@@ -447,8 +447,8 @@ def compare_exchange(methods):
         for _ in range(4)
     ]
     gradients[2][1][0][3, 3] = np.nan
-    for number, compressor in enumerate(METHODS[methods]):
-        graphs = (True, False) if number == 0 else (False,)  # tracing takes most of the time
+    for index, compressor in enumerate(METHODS[methods]):
+        graphs = (True, False) if index == 0 else (False,)  # tracing takes most of the time
         pairs = zip(
             exchange(gradients, ["GPU:0", "CPU:0"], compressor, graphs),
             exchange(gradients, ["CPU:0", "CPU:1"], compressor, graphs),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.ops.adacomp_cases import (
     DTYPES,
     FINGERPRINT,
@@ -38,9 +38,9 @@ def assert_given_back(after, before, gradient, beta_2=ADAM["beta_2"]):
     """Checks that moments are not negative, at most their old values, and lower only by
     rounding."""
     with np.errstate(over="ignore", invalid="ignore"):
-        made = beta_2 * before + (1 - beta_2) * gradient.astype(np.float64) ** 2
+        created = beta_2 * before + (1 - beta_2) * gradient.astype(np.float64) ** 2
     assert ((after >= 0) & (after <= before)).all()
-    assert ((before - after <= 2**-19 * made) | ~np.isfinite(gradient)).all()
+    assert ((before - after <= 2**-19 * created) | ~np.isfinite(gradient)).all()
 
 
 def assert_as_reference(residuals, gradients, bin_sizes, moments, adam=ADAM):
@@ -115,7 +115,7 @@ def test_a_moment_whose_correction_overflows_still_divides():
     encoded = assert_as_reference([zeros], [gradient], [50], [zeros], adam)
     assert np.isfinite(encoded.moments[0]).all()
     sent = np.frombuffer(encoded.payload.tobytes(), np.float32)[HEADER_WORDS]
-    assert_close(sent, 1 / 8, of_adam())
+    assert_close(sent, 1 / 8, adam_bound())
 
 
 def test_denormals_are_not_flushed():
@@ -152,8 +152,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, place, bad_tensor):
     encoded = encode(residuals, gradients, [50, 500, 0, 63], moments, ADAM)
     assert encoded.payload.size == HEADER_WORDS
     after = [*encoded.residuals, *encoded.moments]
-    for before, of_one in zip([*residuals, *moments], after, strict=True):
-        assert_same_bits(of_one, before)
+    for before, value in zip([*residuals, *moments], after, strict=True):
+        assert_same_bits(value, before)
 
 
 @pytest.mark.parametrize("beta_2", [0.5, 0.9, 0.999, 0.999999])
@@ -233,7 +233,7 @@ def test_put_back_leaves_second_moments_as_the_step_made_them():
     moments = ops.SecondMoments([moment], 1, 0.999, 1e-7)
     payload, _ = ops.adacomp_encode([residual], [gradient], 0, second_moments=moments, **layout)
     ops.adacomp_put_back([residual], payload, **layout)
-    assert_close(moment, 0.001 * gradient**2, of_adam())
+    assert_close(moment, 0.001 * gradient**2, adam_bound())
     np.testing.assert_allclose(residual, np.sign(gradient), rtol=0, atol=0.05)
 
 

@@ -79,9 +79,9 @@ def test_boosting_may_overflow_where_the_sum_does_not():
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16])
 def test_one_non_finite_element_flags_the_step(bad, dtype):
     gradient = normal(1003, 0.3, dtype=dtype)
-    for place in (0, 511, 1002):
+    for index in (0, 511, 1002):
         broken = gradient.copy()
-        broken[place] = bad
+        broken[index] = bad
         encoded = encode([normal(1003, 1, 1)], [broken], [50])
         expected = encode_by_reference([normal(1003, 1, 1)], [broken], [50])
         np.testing.assert_array_equal(encoded.payload, expected.payload)

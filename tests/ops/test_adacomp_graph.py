@@ -179,7 +179,7 @@ class HandedOverTest(tf.test.TestCase):
         self.gradients = [np.zeros(SIZE, np.float32)] * 3
 
         def first_parts(copies):
-            wholes = [tf.raw_ops.DeepCopy(x=tf.stack([one, one + 1])) for one in copies]
+            wholes = [tf.raw_ops.DeepCopy(x=tf.stack([copy, copy + 1])) for copy in copies]
             return [tf.unstack(whole)[0] for whole in wholes]
 
         self.assert_encoded(self.step(first_parts))

@@ -143,8 +143,8 @@ def test_each_failure_is_reported_with_its_own_reason(fake_gpu):
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "PYTHONPATH": python_path()}
     command = [sys.executable, str(PROGRAM), str(fake_gpu), "contexts"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    told = [line for line in ended.stderr.splitlines() if "cuStreamGetCtx fails: " in line]
-    reasons = [line.split("cuStreamGetCtx fails: ")[1].split(".")[0] for line in told]
+    logged = [line for line in ended.stderr.splitlines() if "cuStreamGetCtx fails: " in line]
+    reasons = [line.split("cuStreamGetCtx fails: ")[1].split(".")[0] for line in logged]
     assert reasons == ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"]
 
 
@@ -164,9 +164,9 @@ def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(worker):
 
 @needs_nvrtc
 def test_only_second_moments_stay_on_a_gpu_for_methods_without_kernels(worker):
-    of_moments = {"gradcomp_precondition_check", "gradcomp_precondition_divide"}
+    moment_kernels = {"gradcomp_precondition_check", "gradcomp_precondition_divide"}
     decodes = "gradcomp_top_k_decode"  # which has no state
-    assert launched(worker, "exchange:copied") == {*of_moments, decodes}
+    assert launched(worker, "exchange:copied") == {*moment_kernels, decodes}
     assert "copied from the GPU to the host for compression." in printed(worker, "exchange:copied")
 
 
@@ -179,8 +179,8 @@ def test_workers_report_at_the_start_that_one_has_no_gpu(fake_gpu):
 def test_an_exchange_without_kernels_gives_equal_bits_and_one_notice(fake_gpu):
     worker = run(fake_gpu, "exchange:one", GRADCOMP_GPU="0")
     assert not result(worker)["launches"]["exchange:one"]
-    told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
-    assert (worker.stdout + worker.stderr).count(told) == 1
+    logged = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
+    assert (worker.stdout + worker.stderr).count(logged) == 1
 
 
 @needs_gpu
@@ -195,9 +195,9 @@ def test_the_benchmark_checks_and_measures(worker):
     assert launched(worker, "benchmark") == set(kernel_names())
     table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
     for name in ("precondition", "AdaComp", "chunks", "TopK", "QSGD", "SignSGD", "PowerSGD"):
-        own = [line for line in table if line.startswith(f"| 5000 | {name}")]
-        assert len(own) > 1
-        assert re.search(r": a copy \| .* \| 100% \|$", own[0])
+        local = [line for line in table if line.startswith(f"| 5000 | {name}")]
+        assert len(local) > 1
+        assert re.search(r": a copy \| .* \| 100% \|$", local[0])
 
 
 @pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")

@@ -44,19 +44,19 @@ class Replica:
 
     def spread(self, values, kept):
         """Dense tensors that have the values at the chosen places, and else are `kept`."""
-        places = self.chosen()
-        parts = np.split(values, np.cumsum([len(p) for p in places])[:-1])
+        positions = self.chosen()
+        parts = np.split(values, np.cumsum([len(p) for p in positions])[:-1])
         dense = [array.copy() for array in kept]
-        for array, where, part in zip(dense, places, parts, strict=True):
+        for array, where, part in zip(dense, positions, parts, strict=True):
             array[where] = part
         return [array.reshape(shape) for array, shape in zip(dense, SHAPES, strict=True)]
 
 
-def sent_places(places):
+def sent_places(indices):
     return np.concatenate(
         [
-            reference.packed(of_one, int(np.prod(shape)))
-            for of_one, shape, count in zip(places, SHAPES, ENTRIES, strict=True)
+            reference.packed(index, int(np.prod(shape)))
+            for index, shape, count in zip(indices, SHAPES, ENTRIES, strict=True)
             if count
         ]
     )
@@ -67,20 +67,20 @@ def sent_places(places):
 def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
     replica = Replica(dtype)
     select = call(lambda lead: ops.leader_select(replica.selection, lead, order=order))
-    places, finite = select(tf.constant(True))
-    np.testing.assert_array_equal(places, sent_places(replica.chosen(order)))
+    indices, finite = select(tf.constant(True))
+    np.testing.assert_array_equal(indices, sent_places(replica.chosen(order)))
     others, others_finite = select(tf.constant(False))
     np.testing.assert_array_equal(others, np.zeros(WORDS))
     assert finite
     assert others_finite
-    assert places.shape == [WORDS]
+    assert indices.shape == [WORDS]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unsent_values_stay_in_the_residual(dtype, call):
     replica = Replica(dtype)
-    places, finite = ops.leader_select(replica.selection, True, order="value")
-    given = call(lambda: ops.leader_take(replica.selection, places, finite))()
+    indices, finite = ops.leader_select(replica.selection, True, order="value")
+    given = call(lambda: ops.leader_take(replica.selection, indices, finite))()
     expected = [s[p] for s, p in zip(replica.sums, replica.chosen(), strict=True)]
     assert_same_bits(given, np.concatenate(expected))
     totals = 2 * given
@@ -89,7 +89,7 @@ def test_unsent_values_stay_in_the_residual(dtype, call):
 
     @call
     def apply(finite):
-        return ops.leader_apply(replica.selection, places, totals, rests, True, finite)
+        return ops.leader_apply(replica.selection, indices, totals, rests, True, finite)
 
     *skipped, taken = tf.nest.flatten(apply(False))
     assert not taken
@@ -102,8 +102,8 @@ def test_unsent_values_stay_in_the_residual(dtype, call):
     assert taken
     nothing = [np.zeros_like(values) for values in replica.sums]
     kept = np.concatenate([rests, np.zeros(len(given) - 24, np.float32)])
-    for of_one, array in zip(reduced, replica.spread(totals.numpy(), nothing), strict=True):
-        assert_same_bits(of_one, array)
+    for total, array in zip(reduced, replica.spread(totals.numpy(), nothing), strict=True):
+        assert_same_bits(total, array)
     for residual, array in zip(replica.residuals, replica.spread(kept, replica.sums), strict=True):
         assert_same_bits(residual, array)
 
@@ -116,28 +116,28 @@ def test_non_finite_values_are_neither_chosen_nor_sent_nor_stored(place, bad):
     wrong.reshape(-1)[-1] = bad
     replica.gradients[place] = tf.constant(wrong)
     for lead in (True, False):
-        places, finite = ops.leader_select(replica.selection, lead, order="value")
+        indices, finite = ops.leader_select(replica.selection, lead, order="value")
         assert not finite
-        np.testing.assert_array_equal(places, np.zeros(WORDS))
-    given = ops.leader_take(replica.selection, places, finite)
+        np.testing.assert_array_equal(indices, np.zeros(WORDS))
+    given = ops.leader_take(replica.selection, indices, finite)
     assert not given.numpy().any()
     before = [residual.numpy() for residual in replica.residuals]
     *reduced, taken = tf.nest.flatten(
-        ops.leader_apply(replica.selection, places, given + bad, tf.zeros([0]), finite, True)
+        ops.leader_apply(replica.selection, indices, given + bad, tf.zeros([0]), finite, True)
     )
     assert not taken
-    for residual, array, of_one in zip(replica.residuals, before, reduced, strict=True):
+    for residual, array, total in zip(replica.residuals, before, reduced, strict=True):
         assert_same_bits(residual, array)
-        assert not of_one.numpy().any()
+        assert not total.numpy().any()
 
 
 def test_a_residual_that_was_read_keeps_its_value():
     replica = Replica()
-    places, finite = ops.leader_select(replica.selection, True, order="value")
+    indices, finite = ops.leader_select(replica.selection, True, order="value")
     read = [residual.read_value() for residual in replica.residuals]
     copies = [value.numpy().copy() for value in read]
-    given = ops.leader_take(replica.selection, places, finite)
-    ops.leader_apply(replica.selection, places, given, tf.zeros([0]), True, True)
+    given = ops.leader_take(replica.selection, indices, finite)
+    ops.leader_apply(replica.selection, indices, given, tf.zeros([0]), True, True)
     for value, copy in zip(read, copies, strict=True):
         assert_same_bits(value, copy)
 
@@ -158,24 +158,24 @@ def test_wrong_numbers_of_entries_are_refused(entries, message, call):
 
 def test_wrong_places_totals_and_rests_are_refused():
     replica = Replica()
-    places, finite = ops.leader_select(replica.selection, True, order="value")
-    given = ops.leader_take(replica.selection, places, finite)
+    indices, finite = ops.leader_select(replica.selection, True, order="value")
+    given = ops.leader_take(replica.selection, indices, finite)
     for word, bad, message in (
         (0, 2400, "tensor 0: place 2400 of entry 0; expected one below 2400"),
         (WORDS - 1, -1, "tensor 5: place 2047 of entry 0; expected one below 2000"),
         (WORDS - 1, 1 << 11, "tensor 5: the bits behind the last code are not 0"),
     ):
-        wrong = tf.concat([places[:word], [bad], places[word + 1 :]], 0)
+        wrong = tf.concat([indices[:word], [bad], indices[word + 1 :]], 0)
         with pytest.raises(WRONG, match=message):
             ops.leader_take(replica.selection, wrong, True)
     with pytest.raises(WRONG, match="places has 11 words; expected 12"):
-        ops.leader_take(replica.selection, places[1:], True)
+        ops.leader_take(replica.selection, indices[1:], True)
     for totals, rests, message in (
         (given[1:], tf.zeros([0]), "totals has"),
         (given, tf.concat([given, [0.0]], 0), "rests has"),
     ):
         with pytest.raises(WRONG, match=message):
-            ops.leader_apply(replica.selection, places, totals, rests, True, True)
+            ops.leader_apply(replica.selection, indices, totals, rests, True, True)
 
 
 def test_shapes_are_known_while_a_graph_is_built():
@@ -183,11 +183,11 @@ def test_shapes_are_known_while_a_graph_is_built():
 
     @tf.function
     def step():
-        places, finite = ops.leader_select(replica.selection, True, order="value")
-        assert places.shape == [WORDS]
-        given = ops.leader_take(replica.selection, places, finite)
+        indices, finite = ops.leader_select(replica.selection, True, order="value")
+        assert indices.shape == [WORDS]
+        given = ops.leader_take(replica.selection, indices, finite)
         assert given.shape == [31 + 27]
-        reduced, _ = ops.leader_apply(replica.selection, places, given, tf.zeros([0]), True, True)
-        assert [list(of_one.shape) for of_one in reduced] == [list(shape) for shape in SHAPES]
+        reduced, _ = ops.leader_apply(replica.selection, indices, given, tf.zeros([0]), True, True)
+        assert [list(total.shape) for total in reduced] == [list(shape) for shape in SHAPES]
 
     step()

@@ -93,10 +93,10 @@ STEPS = """
     METHODS = "adacomp scalecom top_k random_k qsgd sign_sgd power_sgd count_sketch".split()
 
     def digest(*arrays):
-        of_all = hashlib.sha256()
+        total = hashlib.sha256()
         for array in arrays:
-            of_all.update(np.ascontiguousarray(array).tobytes())
-        return of_all.hexdigest()
+            total.update(np.ascontiguousarray(array).tobytes())
+        return total.hexdigest()
 
     def by_bins():
         for bin_size in (4, 50, 500):

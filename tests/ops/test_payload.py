@@ -47,7 +47,7 @@ def written(*body, finite=True, **other):
 
 
 def rows(*payloads, words=20):
-    return np.stack([np.pad(one, (0, words - len(one))) for one in payloads])
+    return np.stack([np.pad(result, (0, words - len(result))) for result in payloads])
 
 
 def test_payloads_of_different_lengths_are_read_with_their_lengths():

@@ -59,13 +59,13 @@ def encode(method, plan):
 
 @every_method
 def test_a_payload_of_another_plan_is_refused_and_the_replica_named(method):
-    own, other = (encode(method, plan)[0] for plan in method.plans[:2])
+    local, other = (encode(method, plan)[0] for plan in method.plans[:2])
     decode = functools.partial(method.op("decode"), shapes=SHAPES)
     settings = {method.setting: method.plans[0]}
-    decode(rows([own, own]), 3, **settings)
+    decode(rows([local, local]), 3, **settings)
     message = "payload of replica 1: plan .* follows another plan"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        decode(rows([own, other]), 3, **settings)
+        decode(rows([local, other]), 3, **settings)
 
 
 @every_method

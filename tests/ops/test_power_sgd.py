@@ -336,9 +336,9 @@ class Alternating(Replica):
     def project(self):
         return ops.power_sgd_project(*self.state, ranks=self.ranks)
 
-    def reduce_projected(self, own, total, keep=True, finite=True):
+    def reduce_projected(self, local, total, keep=True, finite=True):
         return ops.power_sgd_reduce_projected(
-            *self.state, own, total, keep=keep, finite=finite, ranks=self.ranks
+            *self.state, local, total, keep=keep, finite=finite, ranks=self.ranks
         )
 
 
@@ -347,9 +347,9 @@ def test_lengths_of_projections_depend_on_factors_and_are_known_in_no_graph():
 
     @tf.function(autograph=False)
     def step():
-        own, tensor_bytes, _ = replica.project()
-        reduced, _ = replica.reduce_projected(own, own)
-        assert own.shape.as_list() == [None]
+        local, tensor_bytes, _ = replica.project()
+        reduced, _ = replica.reduce_projected(local, local)
+        assert local.shape.as_list() == [None]
         assert tensor_bytes.shape == [2]
         assert [tensor.shape for tensor in reduced] == [[30, 40], [7]]
         return tensor_bytes
@@ -360,13 +360,13 @@ def test_lengths_of_projections_depend_on_factors_and_are_known_in_no_graph():
 def test_wrong_arguments_of_projections_leave_the_variables_as_they_were(call):
     replica = Alternating([(30, 40)], [2])
     before = replica.residuals[0].numpy()
-    own, *_ = replica.project()
+    local, *_ = replica.project()
     with pytest.raises(WRONG, match=r"own has shape \[60\]; expected \[61\] for these"):
-        call(lambda: replica.reduce_projected(own[1:], own))()
+        call(lambda: replica.reduce_projected(local[1:], local))()
     with pytest.raises(WRONG, match=r"total has shape \[62\]; expected \[61\]"):
-        call(lambda: replica.reduce_projected(own, tf.zeros([62])))()
+        call(lambda: replica.reduce_projected(local, tf.zeros([62])))()
     with pytest.raises(WRONG, match=r"keep has shape \[1\]; expected a scalar"):
-        call(lambda: replica.reduce_projected(own, own, keep=[True]))()
+        call(lambda: replica.reduce_projected(local, local, keep=[True]))()
     assert_same_bits(replica.residuals[0].numpy(), before)
     replica.factors = [tf.Variable(tf.zeros([40, 2]))]
     with pytest.raises(WRONG, match=r"factor 0 has shape \[40,2\]; expected \[70,2\], or more"):

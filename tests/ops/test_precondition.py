@@ -52,8 +52,8 @@ class PreconditionTest(tf.test.TestCase):
             given = ops.SecondMoments(moments, steps, **ADAM, largest=largest)
             together = ops.precondition(given, gradients)
             for i, gradient in enumerate(gradients):
-                own = ([tf.Variable(tf.zeros(SHAPES[i]))] for _ in range(2))
-                moment, largest = next(own), next(own) if amsgrad else ()
+                local = ([tf.Variable(tf.zeros(SHAPES[i]))] for _ in range(2))
+                moment, largest = next(local), next(local) if amsgrad else ()
                 given = ops.SecondMoments(moment, steps[i], **ADAM, largest=largest)
                 self.assertAllEqual(together[i], ops.precondition(given, [gradient])[0])
                 self.assertAllEqual(moments[i], moment[0])
@@ -109,11 +109,11 @@ def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
-@pytest.mark.parametrize("of_gradient", [True, False], ids=["gradient", "square"])
-def test_gradients_and_given_squares_must_be_finite(bad, of_gradient):
+@pytest.mark.parametrize("is_gradient", [True, False], ids=["gradient", "square"])
+def test_gradients_and_given_squares_must_be_finite(bad, is_gradient):
     moments, gradients = new_moments(), draw(1)
     squares = squares_of(gradients)
-    (gradients if of_gradient else squares)[1][7] = bad
+    (gradients if is_gradient else squares)[1][7] = bad
     divided = precondition(moments, gradients, 1, squares=squares, **ADAM)
     assert all(np.isnan(value).all() for value in divided)
     assert not any(moment.numpy().any() for moment in moments)

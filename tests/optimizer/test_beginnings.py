@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import of_adam, rounding
+from tests.bounds import adam_bound, rounding
 from tests.replicas import copies, mirrored, names_without_stages, stepper
 
 METHODS = [
@@ -69,27 +69,27 @@ def test_they_begin_with_the_first_gradient_of_any_replica(method):
     """One replica has only gradients of the bias, the other only gradients of the table."""
     job = Job(method)
     table = 0 if keeps_slices(method) else 2  # else it is never divided
-    for number in range(2):
-        job.step(number)
+    for step in range(2):
+        job.step(step)
     assert job.since() == [0, 2, table]
     job.step(2, bias=(0, 1e-30))
     assert job.since() == [0, 2, table and 3]
     job.step(3, bias=(0, 1), table=(1, 0), bad=[1])  # is skipped
     assert job.since() == [0, 2, table and 3]
     job.step(4, table=(1, 0))
-    for number in range(5, 8):
-        job.step(number)
+    for step in range(5, 8):
+        job.step(step)
     assert job.since() == [0, 2, table and 3]
 
 
 def test_a_round_of_accumulation_begins_with_any_of_its_gradients():
     job = Job("scalecom", gradient_accumulation_steps=2)
-    for number in range(4):
-        job.step(number)
+    for step in range(4):
+        job.step(step)
     job.step(4, bias=(1, 0))
     job.step(5)
-    for number in range(6, 9):
-        job.step(number, table=(0, 1))
+    for step in range(6, 9):
+        job.step(step, table=(0, 1))
     assert job.since() == [0, 2, 3]
 
 
@@ -116,7 +116,9 @@ def test_a_small_vector_moves_as_far_as_in_adam(method):
         left = sum(copies(strategy, residual))
         # The root of the second moment, 2, is larger by epsilon. Each step rounds the sums.
         total = sign * 60 * np.sqrt(2)
-        bound = rounding(60 * np.sqrt(2), terms=4, steps=60) + rounding(np.sqrt(2), of_adam(), 60)
-        of_all = -variable.numpy() / 0.01 + left
-        np.testing.assert_allclose(of_all, total, rtol=0, atol=bound + 60 * 1e-7)
+        bound = rounding(60 * np.sqrt(2), terms=4, steps=60) + rounding(
+            np.sqrt(2), adam_bound(), 60
+        )
+        applied = -variable.numpy() / 0.01 + left
+        np.testing.assert_allclose(applied, total, rtol=0, atol=bound + 60 * 1e-7)
     assert (variables[1].numpy() <= -0.6).all()  # Adam's own step is 0.01 each time

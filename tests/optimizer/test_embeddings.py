@@ -67,12 +67,12 @@ class Job:
 
 @pytest.mark.parametrize("inner", OPTIMIZERS, ids=label)
 def test_no_compression_equals_one_process(inner):
-    job, alone, weights = Job(2, inner, "no_compression", graph=True), copy_of(inner), table()
-    for number in range(8):
-        given = slices_at(number, 2)
+    job, single, weights = Job(2, inner, "no_compression", graph=True), copy_of(inner), table()
+    for step in range(8):
+        given = slices_at(step, 2)
         job.step(given)
         values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
-        alone.apply([slices(values, indices)], [weights])
+        single.apply([slices(values, indices)], [weights])
     # The optimizer gets the same numbers, so only its own operations round.
     assert_close(job.table.numpy(), weights.numpy(), terms=16, steps=8)
 
@@ -84,14 +84,14 @@ def test_casts_train_as_one_process_but_for_rounding(dtype, most):
     inner, method = keras.optimizers.Adam(0.01), gc.compressors.Cast(dtype)
     policy = gc.Policy(max_dense_elements=most)
     job = Job(2, inner, method, graph=True, policy=policy)
-    alone, weights = copy_of(inner), table()
+    single, weights = copy_of(inner), table()
     start = weights.numpy()
-    for number in range(8):
-        given = slices_at(number, 2)
+    for step in range(8):
+        given = slices_at(step, 2)
         given[0][1][:] = given[0][1][0]
         job.step(given)
         values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
-        alone.apply([slices(values, indices)], [weights])
+        single.apply([slices(values, indices)], [weights])
     # A step of Adam changes at most in proportion to gradients, so relatively by their rounding.
     moved = np.abs(weights.numpy() - start).max()
     assert_close(job.table, weights, steps=8, scale=moved, dtype=dtype)
@@ -123,9 +123,9 @@ def test_a_slice_that_16_bits_cannot_hold_is_skipped_by_all():
     np.testing.assert_array_equal(job.table.numpy(), start)
     assert job.optimizer.exchange.skipped_steps.numpy() == 1
     job.step(slices_at(1, 2))
-    for one in copies(job.strategy, job.table):
-        np.testing.assert_array_equal(one, job.table.numpy())
-        assert (one != start).any()
+    for copy in copies(job.strategy, job.table):
+        np.testing.assert_array_equal(copy, job.table.numpy())
+        assert (copy != start).any()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_a_slice_that_16_bits_cannot_hold_is_skipped_by_all():
 def test_replicas_stay_equal_and_train(inner, compressor):
     job = Job(2, inner, compressor)
     start = job.table.numpy()
-    for number in range(4):
-        job.step(slices_at(number, 2))
+    for step in range(4):
+        job.step(slices_at(step, 2))
     first, second = copies(job.strategy, job.table)
     np.testing.assert_array_equal(first, second)
     assert np.isfinite(first).all()
@@ -164,8 +164,8 @@ def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, rep
 def test_rows_that_never_have_a_gradient_stay(method):
     job = Job(2, keras.optimizers.Adam(0.01), method)
     start = job.table.numpy()[ROWS // 2 :]
-    for number in range(4):
-        job.step(slices_at(number, 2))
+    for step in range(4):
+        job.step(slices_at(step, 2))
     moved = (job.table.numpy()[ROWS // 2 :] != start).any()
     assert moved == (method in ("qsgd", "sign_sgd"))  # as their docstrings say: no level is at 0
 
@@ -192,8 +192,8 @@ def test_slices_may_be_given_without_a_shape_or_with_a_tuple(shape, most):
         other.optimizer.apply([tf.IndexedSlices(values, indices, shape)], [other.table])
 
     step = stepper(other.strategy, apply, graph=True)
-    for number in range(4):
-        given = slices_at(number, 2)
+    for index in range(4):
+        given = slices_at(index, 2)
         job.step(given)
         step(given)
     np.testing.assert_array_equal(other.table.numpy(), job.table.numpy())

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam, rounding
+from tests.bounds import adam_bound, assert_close, rounding
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.tf_config import make_tf_config
 
@@ -124,13 +124,13 @@ def lamb():
 @pytest.mark.parametrize("order", [["b", "a"], ["a", "b"]], ids="".join)
 def test_variables_trained_in_turn_each_get_what_was_left_of_them(order):
     job = Job(2, sgd)
-    given = gradients_at(0, 2)
-    job.step(given)
+    step_gradients = gradients_at(0, 2)
+    job.step(step_gradients)
     after = job.resumed(1, sgd)
     for name in order:
         after.step([[ZEROS]], [name])
     for i, name in enumerate(PATHS):
-        total = sum(of_one[i] for of_one in given)
+        total = sum(replica_gradients[i] for replica_gradients in step_gradients)
         assert_close(-after.variables[i].numpy(), total, terms=6, scale=SUM_OF_TWO)
         assert not after.left(name).any()
 
@@ -138,17 +138,19 @@ def test_variables_trained_in_turn_each_get_what_was_left_of_them(order):
 @pytest.mark.parametrize(("old", "new"), [*itertools.permutations([1.0, 0.5, 0.1], 2)])
 def test_another_beta_of_scalecoms_filter_loses_nothing(old, new):
     job = Job(2, sgd, f"scalecom(rates=5, beta={old})")
-    given = [gradients_at(step, 2) for step in range(3)]
-    for gradients in given:
+    step_gradients = [gradients_at(step, 2) for step in range(3)]
+    for gradients in step_gradients:
         job.step(gradients)
     after = job.resumed(3, sgd, f"scalecom(rates=5, beta={new})")
     after.step([[ZEROS, ZEROS]] * 3)
     for i, name in enumerate(PATHS):
-        total = sum(of_one[i] for gradients in given for of_one in gradients)
+        total = sum(
+            replica_gradients[i] for gradients in step_gradients for replica_gradients in gradients
+        )
         left = after.left(name) / new
         # The filter multiplies and divides by beta in each of four steps.
-        of_all = left - after.variables[i].numpy()
-        assert_close(of_all, total, terms=12, steps=4, scale=3 * SUM_OF_TWO / min(old, new))
+        actual = left - after.variables[i].numpy()
+        assert_close(actual, total, terms=12, steps=4, scale=3 * SUM_OF_TWO / min(old, new))
 
 
 ALTERNATING = "power_sgd(rank=1, alternate=True)"
@@ -160,25 +162,33 @@ def test_alternating_loses_nothing_where_variables_miss_steps_and_replicas_join(
     job = Job(2, sgd, before)
     totals = dict.fromkeys(PATHS, ZEROS)
     for step, names in enumerate([("a", "b"), ("a",), ("b",), ("a", "b"), ("a",)]):
-        given = [dict(zip(PATHS, of_one, strict=True)) for of_one in gradients_at(step, 2)]
-        job.step([[of_one[name] for name in names] for of_one in given], names)
+        step_gradients = [
+            dict(zip(PATHS, replica_gradients, strict=True))
+            for replica_gradients in gradients_at(step, 2)
+        ]
+        job.step(
+            [[replica_gradients[name] for name in names] for replica_gradients in step_gradients],
+            names,
+        )
         for name in names:
-            totals[name] = totals[name] + sum(of_one[name] for of_one in given)
+            totals[name] = totals[name] + sum(
+                replica_gradients[name] for replica_gradients in step_gradients
+            )
     other = job.resumed(3, sgd, after)
     if after == before == ALTERNATING:
         for factors in (job, other):
-            known = [of_each(factors, "alternating_factor", name) for name in PATHS]
+            known = [state_of_variable(factors, "alternating_factor", name) for name in PATHS]
             # "a" has taken part in four steps, and "b" in three.
-            assert [[bool(f[:20].any()) for f in of_all] for of_all in known] == [
+            assert [[bool(f[:20].any()) for f in actual] for actual in known] == [
                 [False] * factors.replicas,
                 [True] * factors.replicas,
             ]
     for _ in range(2):
         other.step([[ZEROS, ZEROS]] * 3)
     for i, name in enumerate(PATHS):
-        of_all = other.left(name) - other.variables[i].numpy()
+        actual = other.left(name) - other.variables[i].numpy()
         # A step rounds products of rows and of columns; a third of a residual is summed again.
-        assert_close(of_all, totals[name], terms=20 + 3 + 4, steps=7, scale=4 * SUM_OF_TWO)
+        assert_close(actual, totals[name], terms=20 + 3 + 4, steps=7, scale=4 * SUM_OF_TWO)
 
 
 def test_alternating_sends_all_of_a_variable_with_a_gradient_in_every_other_step():
@@ -198,18 +208,18 @@ def test_alternating_sends_all_of_a_variable_with_a_gradient_in_every_other_step
 @pytest.mark.parametrize(("before", "after"), [*itertools.product([1, 2, 3], repeat=2)])
 def test_a_round_of_accumulation_continues_in_the_next_job(tmp_path, form, before, after):
     job = Job(before, accumulating, "top_k(density=1.0)")
-    given = gradients_at(0, before)
-    job.step(given)
+    step_gradients = gradients_at(0, before)
+    job.step(step_gradients)
     if form == "store":
         other = job.resumed(after, accumulating, "top_k(density=1.0)")
     else:
         other = Job(after, accumulating, "top_k(density=1.0)")
         path = tf.train.Checkpoint(optimizer=job.optimizer).save(tmp_path / "checkpoint")
         tf.train.Checkpoint(optimizer=other.optimizer).restore(path).assert_consumed()
-    of_others = gradients_at(1, after)
-    other.step(of_others)
+    later = gradients_at(1, after)
+    other.step(later)
     for i, value in enumerate(other.values()):
-        total = sum(of_one[i] for of_one in [*given, *of_others])
+        total = sum(replica_gradients[i] for replica_gradients in [*step_gradients, *later])
         assert_close(-value, total / 2, terms=before + after + 4, scale=3 * SUM_OF_TWO)
 
 
@@ -245,10 +255,10 @@ def uninterrupted(inner, replicas, settings):
 def test_steps_stay_as_long_after_a_hand_over(inner, way):
     (replicas, settings), (others, new_settings) = HAND_OVERS[way]
     saved, before = uninterrupted(inner, replicas, tuple(settings.items()))
-    _, of_the_new_kind = uninterrupted(inner, others, tuple(new_settings.items()))
+    _, expected = uninterrupted(inner, others, tuple(new_settings.items()))
     other = Job(others, inner, **new_settings)
     other.load(saved)
-    assert max(other.train(range(20, 30))) <= 1.5 * max(before, of_the_new_kind)
+    assert max(other.train(range(20, 30))) <= 1.5 * max(before, expected)
 
 
 def test_one_variable_after_the_other_is_handed_over():
@@ -256,8 +266,8 @@ def test_one_variable_after_the_other_is_handed_over():
     job.train(range(40))
     other = job.resumed(2, adam)
     slots = [v.numpy() for v in other.optimizer.inner_optimizer._velocities]
-    other.step([of_one[:1] for of_one in gradients_at(40, 2)], ["a"])
-    other.step([of_one[1:] for of_one in gradients_at(41, 2)], ["b"])
+    other.step([replica_gradients[:1] for replica_gradients in gradients_at(40, 2)], ["a"])
+    other.step([replica_gradients[1:] for replica_gradients in gradients_at(41, 2)], ["b"])
     for variable, slot in zip(other.optimizer.exchange.state["second_moment"], slots, strict=True):
         assert (np.sum(copies(other.strategy, variable), 0) >= 0.99 * slot).all()
 
@@ -275,21 +285,21 @@ def test_a_graph_converts_as_eager_steps_do(inner, before, after):
     job.train(range(5))
     kinds = [job.resumed(2, inner, graph=graph, **after) for graph in (False, True)]
     for kind in kinds:
-        kind.step([of_one[:1] for of_one in gradients_at(5, 2)], ["a"])
+        kind.step([replica_gradients[:1] for replica_gradients in gradients_at(5, 2)], ["a"])
         kind.step(gradients_at(6, 2))
-    (eager, weights), (graph, of_graph) = (kind.saved() for kind in kinds)
-    for store, other in zip(eager, graph, strict=True):
-        assert store.keys() == other.keys()
+    (eager, weights), (graph, graph_weights) = (kind.saved() for kind in kinds)
+    for store, second in zip(eager, graph, strict=True):
+        assert store.keys() == second.keys()
         for name, value in store.items():
-            assert_close(other[name], value, of_adam(), steps=2)
-    for one, other in zip(of_graph, weights, strict=True):
-        assert_close(one, other, of_adam(), steps=2)
+            assert_close(second[name], value, adam_bound(), steps=2)
+    for first, second in zip(graph_weights, weights, strict=True):
+        assert_close(first, second, adam_bound(), steps=2)
 
 
 def late(inner, compressor="adacomp(bin_sizes=20)", graph=False):
     """A job whose inner optimizer has made 3000 updates when `b` gets its first gradient."""
     job = Job(2, inner, compressor)
-    job.step([of_one[:1] for of_one in gradients_at(0, 2)], ["a"])
+    job.step([replica_gradients[:1] for replica_gradients in gradients_at(0, 2)], ["a"])
     job.optimizer.inner_optimizer.iterations.assign(3000)
     job.graph = graph
     return job
@@ -315,8 +325,8 @@ def largest_move_of_b(job, steps):
 )
 def test_a_variable_whose_gradients_come_late_moves_as_far_as_a_new_one(inner, compressor):
     new = largest_move_of_b(Job(2, inner, compressor, graph=True), range(1, 31))
-    of_late = largest_move_of_b(late(inner, compressor, graph=True), range(1, 31))
-    assert of_late <= 1.5 * new
+    late_move = largest_move_of_b(late(inner, compressor, graph=True), range(1, 31))
+    assert late_move <= 1.5 * new
 
 
 def adam_that_forgets_soon():
@@ -362,14 +372,14 @@ def test_residuals_keep_their_size_when_they_are_divided_and_back():
     on = job.resumed(2, adam)
     on.step([[ZEROS]] * 2, ["b"])  # and `a` is as the checkpoint had it
     assert_close(on.left("a"), left, terms=4)
-    alone = on.resumed(1, adam)
-    momentum = alone.optimizer.inner_optimizer._momentums[0].numpy()
-    alone.step([[ZEROS]], ["a"])
-    given = (alone.optimizer.inner_optimizer._momentums[0].numpy() - 0.9 * momentum) / 0.1
-    assert_close(given, left, of_adam(), steps=2)
+    single = on.resumed(1, adam)
+    momentum = single.optimizer.inner_optimizer._momentums[0].numpy()
+    single.step([[ZEROS]], ["a"])
+    given = (single.optimizer.inner_optimizer._momentums[0].numpy() - 0.9 * momentum) / 0.1
+    assert_close(given, left, adam_bound(), steps=2)
     divided = job.resumed(2, adam, "top_k(density=0.02)")
     divided.step([[np.full_like(ZEROS, 1e-9)]] * 2, ["a"])
-    bound = rounding(np.abs(left / root).max(), of_adam(), steps=2)
+    bound = rounding(np.abs(left / root).max(), adam_bound(), steps=2)
     kept = np.isclose(divided.left("a"), left / root, rtol=0, atol=bound)
     assert kept.sum() >= 58  # of 60: one entry of each replica was sent
 
@@ -379,18 +389,20 @@ def test_the_sum_of_gradients_that_are_planned_with_is_divided_as_they_are():
     before = Job(2, adam, lgreco, precondition=None)
     before.step(gradients_at(0, 2))
     (first, second) = (gradients_at(step, 2) for step in range(2))
-    squares = 0.001 * sum(of_one[0] for of_one in first) ** 2  # as the inner Adam has them
+    squares = (
+        0.001 * sum(replica_gradients[0] for replica_gradients in first) ** 2
+    )  # as the inner Adam has them
     job = before.resumed(2, adam, lgreco, precondition="local")
     job.step(second)
-    own = 0.999 * squares / 2 + 0.001 * second[0][0] ** 2
-    root = np.sqrt(2 * own / (1 - 0.999**2)) + 1e-7
+    local = 0.999 * squares / 2 + 0.001 * second[0][0] ** 2
+    root = np.sqrt(2 * local / (1 - 0.999**2)) + 1e-7
     divided = first[0][0] / (np.sqrt(squares / 0.001) + 1e-7) + second[0][0] / root
     expected = 2 * divided  # gradients carry one over the number of replicas
     total = copies(job.strategy, job.optimizer.exchange.state["gradient_sum"][0])[0]
-    assert_close(total, expected, of_adam())
+    assert_close(total, expected, adam_bound())
 
 
-def of_each(job, name, variable="a"):
+def state_of_variable(job, name, variable="a"):
     return copies(job.strategy, job.optimizer.exchange.state[name][PATHS.index(variable)])
 
 
@@ -398,21 +410,26 @@ def test_velocities_are_divided_and_multiplied_as_gradients_are():
     method = gc.compressors.TopK(density=0.05, momentum=0.9)
     job = Job(2, adam, method, precondition=None)
     for step in range(5):
-        job.step([[np.float32(1e-3) * g for g in of_one] for of_one in gradients_at(step, 2)])
+        job.step(
+            [
+                [np.float32(1e-3) * g for g in replica_gradients]
+                for replica_gradients in gradients_at(step, 2)
+            ]
+        )
 
     def check_step_without_gradients(before, after, factor):
         after.step([[ZEROS, ZEROS]] * 2)
-        share = np.mean(of_each(before, "velocity"), 0)
-        for velocity in of_each(after, "velocity"):
+        share = np.mean(state_of_variable(before, "velocity"), 0)
+        for velocity in state_of_variable(after, "velocity"):
             kept = velocity != 0  # sent gradients have none
             assert kept.sum() >= 20
-            assert_close(velocity[kept], (0.9 * share * factor)[kept], of_adam(), steps=2)
+            assert_close(velocity[kept], (0.9 * share * factor)[kept], adam_bound(), steps=2)
 
     moment = job.optimizer.inner_optimizer._velocities[0].numpy()
     root = np.sqrt(with_residuals(moment, job.left("a")) / (1 - 0.999**5)) + 1e-7
     on = job.resumed(2, adam, method, precondition="local")
     check_step_without_gradients(job, on, 1 / root)
-    moment = np.sum(of_each(on, "second_moment"), 0)
+    moment = np.sum(state_of_variable(on, "second_moment"), 0)
     root = np.sqrt(moment / (1 - 0.999**2)) + 1e-7  # began with the estimate, one step ago
     check_step_without_gradients(on, on.resumed(2, adam, method, precondition=None), root)
 
@@ -424,7 +441,7 @@ def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(c
     other = job.resumed(2, sgd, method)
     message = "cannot use: moments_taken, residual, second_moment, velocity"
     assert message in caplog.text
-    assert not np.any(of_each(other, "velocity"))
+    assert not np.any(state_of_variable(other, "velocity"))
     for worker in (1, 0):  # of two workers, the chief warns
         caplog.clear()
         monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], worker))

@@ -133,8 +133,14 @@ def test_variables_are_the_inner_optimizers_and_the_exchange_has_its_own():
     inner = optimizer.inner_optimizer.variables
     assert [id(v) for v in optimizer.variables] == [id(v) for v in inner]
     names = [variable.name.split(":")[0] for variable in optimizer.exchange.variables]
-    of_job = ["exchange_step", "residual_scale", "residual_waits", "moments_since", "moments_taken"]
+    job_names = [
+        "exchange_step",
+        "residual_scale",
+        "has_residual",
+        "moments_since",
+        "moments_taken",
+    ]
     state = [
         f"{name}_{kind}" for kind in ("residual", "second_moment") for name in ("kernel", "bias")
     ]
-    assert sorted(names) == sorted(["skipped_steps", *of_job, *state])
+    assert sorted(names) == sorted(["skipped_steps", *job_names, *state])

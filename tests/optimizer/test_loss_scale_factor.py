@@ -21,7 +21,9 @@ INNER = {
 
 
 def scaled(gradients):
-    return [[FACTOR * gradient for gradient in of_one] for of_one in gradients]
+    return [
+        [FACTOR * gradient for gradient in replica_gradients] for replica_gradients in gradients
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_is_undone_once_and_before_anything_else(name, compressor, replicas):
         gradients = gradients_at(step, replicas)
         pair[0].step(gradients)
         pair[1].step(scaled(gradients))
-    for plain, other in zip(pair[0].variables, pair[1].variables, strict=True):
-        np.testing.assert_array_equal(other.numpy(), plain.numpy())
+    for plain, other_variable in zip(pair[0].variables, pair[1].variables, strict=True):
+        np.testing.assert_array_equal(other_variable.numpy(), plain.numpy())
     assert pair[1].optimizer.loss_scale_factor == FACTOR
 
 
@@ -57,7 +59,7 @@ def test_the_residual_of_an_earlier_job_is_not_scaled(inner):
     for weights, factor in ((variable, None), (twin, FACTOR)):
         optimizer = gc.CompressedOptimizer(inner(0.1, loss_scale_factor=factor))
         optimizer.build([weights])
-        optimizer.load_own_variables({"residual_0": np.arange(5.0), "residual_waits": [True]})
+        optimizer.load_own_variables({"residual_0": np.arange(5.0), "has_residual": [True]})
         gradient = np.ones(5, "float32") * (factor or 1.0)
         optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weights])
     np.testing.assert_array_equal(twin.numpy(), variable.numpy())

@@ -25,7 +25,7 @@ def trained(loss, strategy, reduction=None):
 
 
 @pytest.mark.parametrize(
-    ("axis", "reduction", "times", "told"),
+    ("axis", "reduction", "times", "logged"),
     [
         (-1, None, 1, None),
         (-1, "sum", 1, None),
@@ -34,7 +34,7 @@ def trained(loss, strategy, reduction=None):
         (-1, "mean", 1 / 2, "divides its gradients a second time"),
     ],
 )
-def test_a_loss_that_is_divided_never_or_twice_is_reported(axis, reduction, times, told, caplog):
+def test_a_loss_that_is_divided_never_or_twice_is_reported(axis, reduction, times, logged, caplog):
     messages.forget()
 
     def loss(y, predicted):
@@ -45,4 +45,4 @@ def test_a_loss_that_is_divided_never_or_twice_is_reported(axis, reduction, time
     bound = rounding(2, terms=2) + rounding(0.1 * 2, terms=8 + 3)
     np.testing.assert_allclose(moved, times * expected, rtol=0, atol=(1 + times) * bound)
     for text in ("returns one number for a whole batch", "divides its gradients a second time"):
-        assert (text in caplog.text) == (text == told)
+        assert (text in caplog.text) == (text == logged)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.optimizer.cases import Replicas, gradients_at, new_variables
 from tests.replicas import mirrored, stepper
 from tests.workers import run_workers
@@ -155,13 +155,13 @@ def test_an_adam_in_two_wrappers_is_refused_when_the_second_is_built():
 @pytest.mark.parametrize("scaled", [False, True])
 def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_alone(scaled):
     replicas = Replicas(keras.optimizers.Adam(0.01))
-    alone = replicas.optimizer.inner_optimizer
+    single = replicas.optimizer.inner_optimizer
     if scaled:
         with replicas.strategy.scope():
-            alone = keras.optimizers.LossScaleOptimizer(alone)
+            single = keras.optimizers.LossScaleOptimizer(single)
     replicas.step(gradients_at(0))
     before = replicas.value()
-    step = stepper(replicas.strategy, lambda grads: alone.apply(grads, replicas.variables))
+    step = stepper(replicas.strategy, lambda grads: single.apply(grads, replicas.variables))
     with pytest.raises(ValueError, match=r"much too long, alone or in another"):
         step(gradients_at(1))
     np.testing.assert_array_equal(replicas.value(), before)
@@ -352,7 +352,7 @@ def test_momentums_of_divided_gradients_are_not_loaded_into_a_subclass_of_adam(
     if precondition is None:
         other.load_weights(file)
         momentum = other.optimizer.variables[2].numpy()
-        assert_close(momentum, np.full((3, 2), 0.2), of_adam(0.9))  # 0.1 is 1 - 0.9 in float32
+        assert_close(momentum, np.full((3, 2), 0.2), adam_bound(0.9))  # 0.1 is 1 - 0.9 in float32
     else:
         with pytest.raises(ValueError, match="momentums in the file would not fit"):
             other.load_weights(file)
@@ -402,16 +402,16 @@ def test_an_optimizer_created_outside_of_the_scope_is_refused():
 
 
 @pytest.mark.parametrize(
-    "made",
+    "created",
     [
         lambda: gc.CompressedOptimizer("adam", policy="dense"),
         lambda: gc.MultiWorkerMirroredStrategy(compressor="adacomp", policy="dense"),
     ],
     ids=["optimizer", "strategy"],
 )
-def test_a_policy_that_is_none_is_refused(made):
+def test_a_policy_that_is_none_is_refused(created):
     with pytest.raises(TypeError, match=r"policy: expected a gc\.Policy; received 'dense'"):
-        made()
+        created()
 
 
 def test_an_inner_optimizer_created_outside_of_the_scope_is_refused():

@@ -48,9 +48,9 @@ def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with
         Replicas(strategy=strategy, compressor=compressor, graph=strategy is collective())
         for strategy in (collective(), mirrored(2))
     )
-    for number in range(3):
-        talking.step(gradients_at(number))
-        others.step(gradients_at(number))
+    for step in range(3):
+        talking.step(gradients_at(step))
+        others.step(gradients_at(step))
     talking.assert_replicas_equal()
     np.testing.assert_array_equal(talking.value(), others.value())
 
@@ -59,8 +59,8 @@ def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with
 def test_replicas_of_one_process_end_a_warm_up_together(warmup):
     compressor = f"scalecom(rates=4, warmup_steps=2, warmup={warmup!r})"
     replicas = Replicas(strategy=collective(), compressor=compressor, graph=True)
-    for number in range(4):
-        replicas.step(gradients_at(number))
+    for step in range(4):
+        replicas.step(gradients_at(step))
     replicas.assert_replicas_equal()
     assert np.all(np.isfinite(replicas.value()))
 
@@ -81,8 +81,8 @@ def test_a_sum_that_does_not_fit_into_float16_variables_is_skipped():
 def test_one_replica_that_skips_a_step_counts_it(setting):
     inner = keras.optimizers.Adam(0.1, use_ema=True, **{setting: 2})
     replicas = Replicas(inner, mirrored(1))
-    for number in range(4):
-        replicas.step(gradients_at(number, 1, bad=0 if number == 1 else None))
+    for step in range(4):
+        replicas.step(gradients_at(step, 1, bad=0 if step == 1 else None))
     assert np.isfinite(replicas.value()).all()
     assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
 
@@ -128,15 +128,15 @@ def test_sgd_applies_the_sum_of_what_was_sent(make, count, graph):
     start, total = replicas.value(), np.zeros((40, 30))
     for step in range(3):
         gradients = gradients_at(step, count)
-        total += sum(of_one[0] for of_one in gradients)
+        total += sum(replica_gradients[0] for replica_gradients in gradients)
         replicas.step(gradients)
     replicas.assert_replicas_equal()
     residuals = replicas.residuals()
     assert len(residuals) == count
     assert (residuals[0] != residuals[1]).any()
     # Entries of a gradient are at most 5, of weights and residuals together at most as many.
-    of_all = start - replicas.value() + sum(residuals)
-    assert_close(of_all, total, terms=count + 2, steps=3, scale=5 * (3 * count + 1))
+    applied = start - replicas.value() + sum(residuals)
+    assert_close(applied, total, terms=count + 2, steps=3, scale=5 * (3 * count + 1))
 
 
 def test_whole_gradients_train_as_the_inner_optimizer_would_on_their_sum():
@@ -161,7 +161,7 @@ def test_an_optimizer_that_was_wrapped_sums_gradients_itself_when_used_alone():
     replicas.assert_replicas_equal()
     plain, variables = keras.optimizers.SGD(**settings), new_variables()
     for step in range(2):
-        plain.apply([sum(of_all) for of_all in zip(*gradients_at(step), strict=True)], variables)
+        plain.apply([sum(copies) for copies in zip(*gradients_at(step), strict=True)], variables)
     np.testing.assert_array_equal(replicas.value(), variables[0].numpy())
 
 
@@ -190,9 +190,9 @@ def test_weights_of_each_optimizer_in_a_multi_optimizer_may_be_set():
     def new():
         variables = new_variables()
         each = (gc.CompressedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)) for _ in range(2))
-        of_kernels, of_others = each
+        kernel_optimizer, other_optimizer = each
         multi = keras.optimizers.MultiOptimizer(
-            keras.optimizers.OptimizerMap(of_others, {"kernel": of_kernels})
+            keras.optimizers.OptimizerMap(other_optimizer, {"kernel": kernel_optimizer})
         )
         multi.build(variables)
         return multi, variables
@@ -247,8 +247,8 @@ def test_an_optimizer_that_is_not_built_yet_is_built_by_the_first_step():
     with strategy.scope():
         variables, optimizer = new_variables(), gc.CompressedOptimizer("adam")
     step = stepper(strategy, lambda grads: optimizer.apply(grads, variables), graph=True)
-    for number in range(2):
-        step(gradients_at(number))
+    for index in range(2):
+        step(gradients_at(index))
     assert iterations(optimizer) == 2
     first, second = copies(strategy, variables[0])
     np.testing.assert_array_equal(first, second)

@@ -60,7 +60,10 @@ def test_clipping_hides_no_overflow_of_a_slice():
 
 
 def scaled(gradients, scale):
-    return [[gradient * np.float32(scale) for gradient in of_one] for of_one in gradients]
+    return [
+        [gradient * np.float32(scale) for gradient in replica_gradients]
+        for replica_gradients in gradients
+    ]
 
 
 def outer_scaler(**kwargs):
@@ -121,9 +124,9 @@ def test_a_loss_scaler_around_a_multi_optimizer_follows_what_all_replicas_saw(ba
         for around in (scaler, lambda inner: scaler(in_multi_optimizer(inner)))
     )
     for step in range(4):
-        of_step = gradients_at(step, bad=bad if step == 1 else None)
+        step_gradients = gradients_at(step, bad=bad if step == 1 else None)
         for replicas in (direct, multi):
-            replicas.step(scaled(of_step, replicas.outer.scale_loss(1.0)))
+            replicas.step(scaled(step_gradients, replicas.outer.scale_loss(1.0)))
         scales = copies(multi.strategy, multi.outer.dynamic_scale)
         assert scales == copies(direct.strategy, direct.outer.dynamic_scale)
         np.testing.assert_array_equal(multi.value(), direct.value())
@@ -145,7 +148,7 @@ def test_of_two_loss_scalers_the_outer_one_counts(count, graph):
         gradients = scaled(gradients, plain.scale_loss(1.0))
         assert float(replicas.outer.scale_loss(1.0)) == float(plain.scale_loss(1.0))
         replicas.step(gradients)
-        plain.apply([sum(of_all) for of_all in zip(*gradients, strict=True)], variables)
+        plain.apply([sum(copies) for copies in zip(*gradients, strict=True)], variables)
     np.testing.assert_array_equal(replicas.value(), variables[0].numpy())
     assert iterations(replicas.outer) == iterations(plain) == 3
     assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
@@ -174,8 +177,8 @@ def test_one_replica_under_mixed_float16_trains_as_keras_and_counts_what_it_skip
         return model, model.fit(x, y, callbacks=monitor, **options).history
 
     (ours, history), (theirs, _) = trained(gc.CompressedOptimizer), trained(lambda inner: inner)
-    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other_weight in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other_weight)
     assert history["skipped_steps"] == [1, 2]
     assert iterations(ours.optimizer) == iterations(theirs.optimizer) == 6
 
@@ -201,14 +204,19 @@ def test_an_update_ends_the_round_of_variables_that_have_no_gradient_in_it(count
     theirs = new_variables()
     plain = copy_of(inner)
     plain.build(theirs)
-    for step, given in enumerate(([0, 1], [0], [0, 1], [0, 1])):
-        gradients = [[of_one[i] for i in given] for of_one in gradients_at(step, count)]
-        variables = [ours[i] for i in given]
+    for step, indices in enumerate(([0, 1], [0], [0, 1], [0, 1])):
+        gradients = [
+            [replica_gradients[i] for i in indices]
+            for replica_gradients in gradients_at(step, count)
+        ]
+        variables = [ours[i] for i in indices]
         stepper(strategy, lambda g, of=variables: optimizer.apply(g, of))(gradients)
-        sums = [tf.constant(sum(of_all)) for of_all in zip(*gradients, strict=True)]
-        plain.apply(sums, [theirs[i] for i in given])
-    for one, other in zip(ours, theirs, strict=True):
-        assert_close(one, other, terms=2 * count + 2, steps=2)  # each replica accumulates alone
+        sums = [tf.constant(sum(copies)) for copies in zip(*gradients, strict=True)]
+        plain.apply(sums, [theirs[i] for i in indices])
+    for ours_value, other in zip(ours, theirs, strict=True):
+        assert_close(
+            ours_value, other, terms=2 * count + 2, steps=2
+        )  # each replica accumulates alone
 
 
 @pytest.mark.parametrize("around", [None, outer_scaler(initial_scale=4.0)], ids=["", "scaled"])
@@ -257,8 +265,8 @@ def test_a_sum_that_float16_cannot_hold_does_not_come_back(name):
         optimizer.build([variable])
     step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [variable]), graph=True)
     generator = np.random.default_rng(0)
-    for number in range(40):
-        gradients = generator.normal(size=(2, 1, 40, 30)) + (4e4 if number == 1 else 0)
+    for index in range(40):
+        gradients = generator.normal(size=(2, 1, 40, 30)) + (4e4 if index == 1 else 0)
         step(gradients.astype("float16"))
     assert optimizer.exchange.skipped_steps.numpy() <= 1
     first, second = copies(strategy, variable)

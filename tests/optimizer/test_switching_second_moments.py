@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tf_gradcomp as gc
-from tests.bounds import assert_close, of_adam
+from tests.bounds import adam_bound, assert_close
 from tests.replicas import mirrored, names_without_stages, stepper
 
 SHAPE = (60, 100)
@@ -82,10 +82,10 @@ def uninterrupted():
 
 @pytest.mark.parametrize("setting", ["local", None], ids=["on", "off"])
 def test_steps_are_as_long_as_in_a_job_that_never_switched(uninterrupted, setting):
-    of_before = uninterrupted[None if setting else "local"]
+    unswitched = uninterrupted[None if setting else "local"]
     throughout = uninterrupted[setting]
     too_long = {}
-    for before, saved in of_before.saved.items():
+    for before, saved in unswitched.saved.items():
         for after, job in throughout.jobs.items():
             if not {before, after} & KINDS:
                 continue
@@ -116,4 +116,4 @@ def test_a_variable_that_was_sent_in_every_step_keeps_its_second_moments(uninter
     squares = sum(gradient**2 for (gradient,) in gradients_at(STEPS))
     moments = job.saved()[0]["second_moment_0"]
     expected = BETA_2 * slot + (1 - BETA_2) * squares
-    assert_close(moments, expected, of_adam(BETA_2))
+    assert_close(moments, expected, adam_bound(BETA_2))

@@ -169,8 +169,8 @@ def test_a_gradient_that_is_not_finite_has_no_errors(compressor, setting, bad):
 @pytest.mark.parametrize("shape", [(0, 6), (6, 0), (1,), ()])
 def test_any_variable_has_a_table(compressor, setting, shape):
     spec = GradientSpec("layer/bias", shape, "float32", DENSE)
-    [own] = compressor.settings([spec])
-    assert (table_of(compressor, [own], spec=spec, gradient=np.zeros(shape)).errors == 0).all()
+    [defaults] = compressor.settings([spec])
+    assert (table_of(compressor, [defaults], spec=spec, gradient=np.zeros(shape)).errors == 0).all()
 
 
 def test_the_uniform_setting_joins_the_choices():

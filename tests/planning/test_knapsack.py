@@ -20,7 +20,7 @@ def random_case(rng, layers, choices):
 
 
 def total(table, plan):
-    return sum(of_one[place] for of_one, place in zip(table, plan, strict=True))
+    return sum(costs[choice] for costs, choice in zip(table, plan, strict=True))
 
 
 def smallest(sizes, errors, budget):

@@ -47,13 +47,15 @@ def spec_of(shape, kind=DENSE):
 @pytest.mark.parametrize("compressor", METHODS, ids=str)
 def test_a_plan_sends_less_within_the_budget(compressor):
     plan = plan_layers(compressor, specs(SHAPES), gradients_of(SHAPES))
-    own = compressor.settings(specs(SHAPES))
+    defaults = compressor.settings(specs(SHAPES))
     assert plan.planned == len(PLANNED)
     assert plan.bytes < plan.uniform_bytes
     assert 0 < plan.budget_used <= 1
     assert not plan.reason
     for i, (spec, setting) in enumerate(zip(specs(SHAPES), plan.settings, strict=True)):
-        assert setting in ({*compressor.choices(spec), own[i]} if i in PLANNED else {own[i]})
+        assert setting in (
+            {*compressor.choices(spec), defaults[i]} if i in PLANNED else {defaults[i]}
+        )
 
 
 @pytest.mark.parametrize("compressor", METHODS, ids=str)
@@ -92,20 +94,22 @@ def test_another_reference_gives_another_budget():
 
 @pytest.mark.parametrize("compressor", METHODS, ids=str)
 def test_steady_layers_add_the_error_of_their_smallest_choice_to_the_budget(compressor):
-    none, one = ([place == which for place in range(len(SHAPES))] for which in (None, 3))
+    none, one = ([index == which for index in range(len(SHAPES))] for which in (None, 3))
     plans = [
         plan_layers(compressor, specs(SHAPES), gradients_of(SHAPES), steady=steady)
         for steady in (None, none, one)
     ]
     assert plans[0] == plans[1]
-    spec, own = specs(SHAPES)[3], compressor.settings(specs(SHAPES))[3]
-    table = layer_table(compressor, spec, gradients_of(SHAPES)[3], compressor.choices(spec), own)
+    spec, defaults = specs(SHAPES)[3], compressor.settings(specs(SHAPES))[3]
+    table = layer_table(
+        compressor, spec, gradients_of(SHAPES)[3], compressor.choices(spec), defaults
+    )
     more = table.errors[table.bytes.argmin()] - table.errors[table.default]
 
     def missed(plan):
         return sum(
-            float(layer_table(compressor, *of_one, [], setting).errors[0])
-            for *of_one, setting in (
+            float(layer_table(compressor, *arguments, [], setting).errors[0])
+            for *arguments, setting in (
                 (specs(SHAPES)[i], gradients_of(SHAPES)[i], plan.settings[i]) for i in PLANNED
             )
         )

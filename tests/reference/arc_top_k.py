@@ -37,11 +37,11 @@ def sketch(tensor: np.ndarray, step: int, block: int, rank: int) -> np.ndarray:
 def choose(sketches: Sequence[np.ndarray], sent: int) -> np.ndarray:
     """Returns the blocks that all replicas send, by all their sketches."""
     total = sketches[0]
-    for of_one in sketches[1:]:
-        total = total + of_one
-    numbers = total.astype(np.float32)
-    largest = np.abs(numbers).max()
-    scores = np.square(numbers / largest if largest else numbers).sum(1)
+    for sketch_of_replica in sketches[1:]:
+        total = total + sketch_of_replica
+    values = total.astype(np.float32)
+    largest = np.abs(values).max()
+    scores = np.square(values / largest if largest else values).sum(1)
     return np.argsort(-scores, kind="stable")[:sent]
 
 

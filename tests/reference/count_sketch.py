@@ -15,8 +15,7 @@ def hashes(seed: int, step: int, size: int, rows: int, columns: int) -> Hashes:
     """Returns the column and the sign of each entry in each row."""
     words = [philox.words(seed, row, step, size).astype(np.int64) for row in range(rows)]
     return [
-        (of_row % 2**31 % columns, np.where(of_row < 2**31, 1, -1).astype(np.float32))
-        for of_row in words
+        (word % 2**31 % columns, np.where(word < 2**31, 1, -1).astype(np.float32)) for word in words
     ]
 
 
@@ -24,18 +23,18 @@ def sketch(values: np.ndarray, hashed: Hashes, columns: int) -> np.ndarray:
     """Returns the sums, float32 [rows, columns]; the entries are added in their order."""
     table = np.zeros((len(hashed), columns), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for of_row, (buckets, signs) in zip(table, hashed, strict=True):
-            np.add.at(of_row, buckets, signs * values)
+        for row, (buckets, signs) in zip(table, hashed, strict=True):
+            np.add.at(row, buckets, signs * values)
     return table
 
 
 def estimates(table: np.ndarray, hashed: Hashes) -> np.ndarray:
     """Returns the estimate of each entry."""
     table = np.where(np.isnan(table), np.float32(np.inf), table)
-    of_rows = [
-        signs * of_row[buckets] for of_row, (buckets, signs) in zip(table, hashed, strict=True)
+    row_estimates = [
+        signs * row[buckets] for row, (buckets, signs) in zip(table, hashed, strict=True)
     ]
-    return np.sort(of_rows, 0)[len(hashed) // 2]
+    return np.sort(row_estimates, 0)[len(hashed) // 2]
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:

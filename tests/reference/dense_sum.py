@@ -20,8 +20,10 @@ def sum_as(
         The vectors, and the float32 sums by tensor, which are not finite where any input is not.
     """
     sent = [
-        np.concatenate([np.asarray(gradient).astype(dtype).reshape(-1) for gradient in of_one])
-        for of_one in gradients
+        np.concatenate(
+            [np.asarray(gradient).astype(dtype).reshape(-1) for gradient in replica_gradients]
+        )
+        for replica_gradients in gradients
     ]
     total = sent[0]
     for values in sent[1:]:

@@ -81,12 +81,12 @@ def decode_payload(
 
 def pack_bits(codes: np.ndarray, bits: int) -> bytes:
     """Codes of a few bits, one behind the other from the lowest bit on, in whole words."""
-    each = np.unpackbits(codes.astype(np.uint8)[:, None], axis=1, bitorder="little")
-    data = np.packbits(each[:, :bits], bitorder="little").tobytes()
+    parts = np.unpackbits(codes.astype(np.uint8)[:, None], axis=1, bitorder="little")
+    data = np.packbits(parts[:, :bits], bitorder="little").tobytes()
     return data + b"\0" * (-len(data) % 4)
 
 
 def unpack_bits(data: bytes, bits: int, size: int) -> np.ndarray:
     """The first `size` codes; uint8 [size]."""
-    each = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: size * bits]
-    return np.packbits(each.reshape(size, bits), axis=1, bitorder="little").reshape(-1)
+    parts = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: size * bits]
+    return np.packbits(parts.reshape(size, bits), axis=1, bitorder="little").reshape(-1)

@@ -45,18 +45,18 @@ class PowerGossip:
         """Returns the weights of all workers after a round."""
         self._time += 1
         moved = [[np.array(value, np.float64) for value in values] for values in workers]
-        low = [place for place, value in enumerate(workers[0]) if self._is_low(value)]
+        low = [index for index, value in enumerate(workers[0]) if self._is_low(value)]
         rows = not low or self._time % 2 == 1
         for edge in self._edges:
-            bases = self._bases(edge, [_matrix(workers[0][place]) for place in low], rows=rows)
-            for place in range(len(workers[0])):
-                one, other = (np.float64(workers[worker][place]) for worker in edge)
-                move = other - one
-                if place in low:
-                    number = low.index(place)
+            bases = self._bases(edge, [_matrix(workers[0][index]) for index in low], rows=rows)
+            for index in range(len(workers[0])):
+                first, second = (np.float64(workers[worker][index]) for worker in edge)
+                move = second - first
+                if index in low:
+                    number = low.index(index)
                     move = self._projected(edge, number, move, bases[number], rows=rows)
-                moved[edge[0]][place] += self._share * move
-                moved[edge[1]][place] -= self._share * move
+                moved[edge[0]][index] += self._share * move
+                moved[edge[1]][index] -= self._share * move
         return moved
 
     def _is_low(self, value: np.ndarray) -> bool:
@@ -67,9 +67,9 @@ class PowerGossip:
         drawn = self._fresh(edge, self._time, sum(sides) * (self._rank or 0))
         parts = np.split(drawn, np.cumsum([side * (self._rank or 0) for side in sides])[:-1])
         bases = []
-        for number, (part, side) in enumerate(zip(parts, sides, strict=False)):
+        for index, (part, side) in enumerate(zip(parts, sides, strict=False)):
             other = part.reshape(side, -1)
-            factor = self._kept.get((edge, number, not rows), np.zeros_like(other))
+            factor = self._kept.get((edge, index, not rows), np.zeros_like(other))
             factor = np.where(np.any(factor != 0, 0), factor, other)
             bases.append(np.linalg.svd(factor, full_matrices=False)[0])
         return bases

@@ -72,19 +72,19 @@ def largest(values: np.ndarray, count: int, order: str = "value") -> np.ndarray:
         count: How many.
         order: `"value"` (ascending), `"index"` or `"magnitude"` (descending).
     """
-    places = np.argsort(-np.abs(values), kind="stable")[:count]
+    indices = np.argsort(-np.abs(values), kind="stable")[:count]
     if order == "index":
-        return np.sort(places)
+        return np.sort(indices)
     if order == "value":
-        return places[np.argsort(values[places], kind="stable")]
-    return places
+        return indices[np.argsort(values[indices], kind="stable")]
+    return indices
 
 
-def packed(places: np.ndarray, elements: int) -> np.ndarray:
+def packed(indices: np.ndarray, elements: int) -> np.ndarray:
     """Places in a tensor as int32 words, each in as many bits as the last place there needs."""
     bits = max(1, (elements - 1).bit_length())
-    of_each = places.astype("<u4")[:, np.newaxis].view(np.uint8)
-    flat = np.unpackbits(of_each, axis=1, bitorder="little")[:, :bits].reshape(-1)
+    index_bytes = indices.astype("<u4")[:, np.newaxis].view(np.uint8)
+    flat = np.unpackbits(index_bytes, axis=1, bitorder="little")[:, :bits].reshape(-1)
     return np.packbits(np.pad(flat, (0, -flat.size % 32)), bitorder="little").view("<i4")
 
 
@@ -114,66 +114,66 @@ def top_k_by_leader(
     )
 
 
-def sum_entries(values: np.ndarray, places: np.ndarray) -> Outcome:
+def sum_entries(values: np.ndarray, indices: np.ndarray) -> Outcome:
     """Phase 2: the entries as they are (CLT-k with plain error feedback).
 
     Args:
         values: Residuals plus gradients, [replicas, elements], divided by the number of replicas.
-        places: Where the leader's largest entries are.
+        indices: Where the leader's largest entries are.
     """
-    return _apply(values, places, values[:, places], _in_order(values[:, places]))
+    return _apply(values, indices, values[:, indices], _in_order(values[:, indices]))
 
 
-def all_reduce(values: np.ndarray, places: np.ndarray, leader: int, coder: Coder) -> Outcome:
+def all_reduce(values: np.ndarray, indices: np.ndarray, leader: int, coder: Coder) -> Outcome:
     """Phase 3 with averaged latents: what each sent is its share of the decoded mean.
 
     Arguments as for `sum_entries`, with the leader's number and the coder.
     """
-    chosen = values[:, places]
+    chosen = values[:, indices]
     size, count = chosen.shape
     s = scale(chosen[leader])
-    latents = [coder.encode(coder.padded(over(of_one, s))) for of_one in chosen]
+    latents = [coder.encode(coder.padded(over(vector, s))) for vector in chosen]
     mean = sum(latents[1:], latents[0]) / chosen.dtype.type(size)
     decoded = coder.decode(mean, None)[:count] * s
     shares = np.stack([coder.share(mean, latent)[:count] * s for latent in latents])
-    return _apply(values, places, shares, decoded * chosen.dtype.type(size))
+    return _apply(values, indices, shares, decoded * chosen.dtype.type(size))
 
 
 def parameter_server(
-    values: np.ndarray, places: np.ndarray, leader: int, coder: Coder, added: int
+    values: np.ndarray, indices: np.ndarray, leader: int, coder: Coder, added: int
 ) -> Outcome:
     """Phase 3 with the leader's latent and each replica's innovation, of `added` entries."""
-    chosen = values[:, places]
+    chosen = values[:, indices]
     latent = coder.encode(coder.padded(over(chosen[leader], scale(chosen[leader]))))
     shares = []
-    for of_one in chosen:
-        s = scale(of_one)
-        innovation = np.zeros_like(coder.padded(of_one))
-        kept = largest(of_one, added, "magnitude")
-        innovation[kept] = over(of_one[kept], s)
-        shares.append(coder.decode(latent, innovation)[: len(places)] * s)
-    return _apply(values, places, np.stack(shares), _in_order(np.stack(shares)))
+    for vector in chosen:
+        s = scale(vector)
+        innovation = np.zeros_like(coder.padded(vector))
+        kept = largest(vector, added, "magnitude")
+        innovation[kept] = over(vector[kept], s)
+        shares.append(coder.decode(latent, innovation)[: len(indices)] * s)
+    return _apply(values, indices, np.stack(shares), _in_order(np.stack(shares)))
 
 
-def dropping(values: np.ndarray, places: np.ndarray, leader: int, coder: Coder) -> Outcome:
-    """As `all_reduce`, but residuals are zero at `places`, as a published program has them.
+def dropping(values: np.ndarray, indices: np.ndarray, leader: int, coder: Coder) -> Outcome:
+    """As `all_reduce`, but residuals are zero at `indices`, as a published program has them.
 
     Loses the coder's error; a test of conservation must find the loss.
     """
-    outcome = all_reduce(values, places, leader, coder)
+    outcome = all_reduce(values, indices, leader, coder)
     residuals = values.copy()
-    residuals[:, places] = 0
+    residuals[:, indices] = 0
     return dataclasses.replace(outcome, residuals=residuals)
 
 
 def _apply(
-    values: np.ndarray, places: np.ndarray, shares: np.ndarray, total: np.ndarray
+    values: np.ndarray, indices: np.ndarray, shares: np.ndarray, total: np.ndarray
 ) -> Outcome:
     dense = np.zeros_like(values[0])
-    dense[places] = total
+    dense[indices] = total
     residuals = values.copy()
-    residuals[:, places] = values[:, places] - shares
-    return Outcome(dense, residuals, shares, places)
+    residuals[:, indices] = values[:, indices] - shares
+    return Outcome(dense, residuals, shares, indices)
 
 
 def _in_order(rows: np.ndarray) -> np.ndarray:
@@ -256,8 +256,8 @@ def _transposed(x: np.ndarray, kernel: np.ndarray, stride: int) -> np.ndarray:
     size = len(kernel)
     missing = max(size - stride, 0)
     spread = np.zeros((len(x) * stride + missing, kernel.shape[1]), x.dtype)
-    for place, values in enumerate(x):
-        spread[place * stride : place * stride + size] += kernel @ values
+    for index, values in enumerate(x):
+        spread[index * stride : index * stride + size] += kernel @ values
     return spread[missing // 2 : missing // 2 + len(x) * stride]
 
 

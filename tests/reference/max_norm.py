@@ -29,7 +29,7 @@ def steps_of(shares_of_all: Sequence[np.ndarray], bits: Sequence[int]) -> np.nda
     The finer of two units is taken where no replica's code in it has more bits than the coarse one.
     """
     coarse, fine = np.float32(2 ** bits[0] - 1), np.float32(2 ** bits[-1] - 1)
-    fits = [np.abs(of_one) * fine <= coarse for of_one in shares_of_all]
+    fits = [np.abs(shares) * fine <= coarse for shares in shares_of_all]
     return np.where(np.all(fits, 0), fine, coarse)
 
 
@@ -48,10 +48,10 @@ def words(size: int, width: int) -> int:
     return -(-size // (63 // width))
 
 
-def pack(numbers: np.ndarray, width: int) -> np.ndarray:
+def pack(values: np.ndarray, width: int) -> np.ndarray:
     """Packs numbers into int64 words, where the first numbers have the lowest bits of all words."""
     lanes = 63 // width
-    padded = np.zeros(lanes * words(numbers.size, width), np.int64)
-    padded[: numbers.size] = numbers
+    padded = np.zeros(lanes * words(values.size, width), np.int64)
+    padded[: values.size] = values
     shifts = np.arange(lanes, dtype=np.int64)[:, np.newaxis] * width
     return (padded.reshape(lanes, -1) << shifts).sum(0)

@@ -13,9 +13,9 @@ def words(key: int, stream: int, step: int, size: int) -> np.ndarray:
     low = np.arange(-(-size // 4), dtype=np.uint64) + np.uint64(stream * 2**40)
     high = np.full_like(low, step)
     a, b, c, d = low & _LOW, low >> _32, high & _LOW, high >> _32
-    for number in range(10):
+    for index in range(10):
         keys = [
-            np.uint64((half + number * increment) % 2**32)
+            np.uint64((half + index * increment) % 2**32)
             for half, increment in ((key % 2**32, 0x9E3779B9), (key >> 32, 0xBB67AE85))
         ]
         first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)

@@ -97,9 +97,9 @@ def alternate(tensors: Sequence[np.ndarray], columns: np.ndarray, *, right: bool
     lengths = np.linalg.norm(total, axis=0)
     halves = [np.zeros_like(basis), total / np.where(lengths > 0, lengths, 1)]
     return Alternated(
-        [of_one.T for of_one in sent],
+        [factor.T for factor in sent],
         product(total),
-        [m.reshape(shape) - product(of_one) for m, of_one in zip(matrices, sent, strict=True)],
+        [m.reshape(shape) - product(factor) for m, factor in zip(matrices, sent, strict=True)],
         np.concatenate(halves if right else halves[::-1]),
     )
 

@@ -107,8 +107,8 @@ def select(values: np.ndarray, density: float, distribution: str, stages: int) -
 
 def largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
     """The places of the largest that are not 0; of equal ones the first."""
-    places = np.sort(np.argsort(-magnitudes, kind="stable")[:count])
-    return places[magnitudes[places] > 0]
+    indices = np.sort(np.argsort(-magnitudes, kind="stable")[:count])
+    return indices[magnitudes[indices] > 0]
 
 
 def encode_payload(
@@ -125,12 +125,12 @@ def encode_payload(
         header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan, flags)
         return payload_format.write(header), list(residuals), [0] * len(sums)
     header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan)
-    places = [select(total.reshape(-1), **settings) for total in sums]
-    counts = [of_one.size for of_one in places]
-    values = [total.reshape(-1)[at] for total, at in zip(sums, places, strict=True)]
-    body = np.concatenate([counts, *places]).astype(np.int32).tobytes()
+    indices = [select(total.reshape(-1), **settings) for total in sums]
+    counts = [index.size for index in indices]
+    values = [total.reshape(-1)[at] for total, at in zip(sums, indices, strict=True)]
+    body = np.concatenate([counts, *indices]).astype(np.int32).tobytes()
     body += np.concatenate(values).tobytes()
-    for total, at in zip(sums, places, strict=True):
+    for total, at in zip(sums, indices, strict=True):
         total.reshape(-1)[at] = 0
     return payload_format.write(header, body), sums, [4 + 8 * count for count in counts]
 
@@ -141,12 +141,12 @@ def decode_payload(payload: np.ndarray, shapes: Sequence[Sequence[int]]) -> list
     if header.flags & payload_format.NON_FINITE:
         return None
     counts, rest = np.split(np.frombuffer(body, np.int32), [len(shapes)])
-    places, words = np.split(rest, 2)
+    indices, words = np.split(rest, 2)
     values = words.view(np.float32)
     ends = np.cumsum(counts)
     decoded = []
     for shape, end, count in zip(shapes, ends, counts, strict=True):
         tensor = np.zeros(shape, np.float32)
-        tensor.reshape(-1)[places[end - count : end]] = values[end - count : end]
+        tensor.reshape(-1)[indices[end - count : end]] = values[end - count : end]
         decoded.append(tensor)
     return decoded

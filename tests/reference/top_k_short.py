@@ -59,21 +59,21 @@ class Short:
         counts = [count for _, count in coded]
         scales, words = np.split(words, [few_bits.SCALES[self.bits] * len(counts)])
         if self.chunk is None:
-            places, words = np.split(words, [sum(counts)])
-            of_each = np.split(places, np.cumsum(counts))[:-1]
+            indices, words = np.split(words, [sum(counts)])
+            tensor_indices = np.split(indices, np.cumsum(counts))[:-1]
         else:
             chunks = [-(-size // self.chunk) for size, _ in coded]
-            numbers, words = _unpack(words, self.chunk.bit_length(), sum(chunks))
-            own, words = _unpack(words, self.chunk.bit_length() - 1, sum(counts))
-            begins = np.concatenate([np.arange(n) * self.chunk for n in chunks] or [own])
-            places = np.repeat(begins, numbers) + own
-            of_each = np.split(places, np.cumsum(counts))[:-1]
+            figures, words = _unpack(words, self.chunk.bit_length(), sum(chunks))
+            local, words = _unpack(words, self.chunk.bit_length() - 1, sum(counts))
+            begins = np.concatenate([np.arange(n) * self.chunk for n in chunks] or [local])
+            indices = np.repeat(begins, figures) + local
+            tensor_indices = np.split(indices, np.cumsum(counts))[:-1]
         codes, words = _unpack(words, self.bits, sum(counts))
         if self.bits == 32:
             values = np.split(codes.astype("<u4").view("<f4"), np.cumsum(counts))[:-1]
         else:
             values = few_bits.decode_codes(scales.view("<f4"), codes, counts, self.bits)
-        pairs = iter(zip(of_each, values, strict=True))
+        pairs = iter(zip(tensor_indices, values, strict=True))
         decoded = []
         for size, count, shape in zip(sizes, self.entries, shapes, strict=True):
             if count:
@@ -90,8 +90,8 @@ class Short:
         coded, whole = [], []
         for count, size in zip(self.entries, sizes, strict=True):
             if count:
-                places, values, words = np.split(words, [count, 2 * count])
-                coded.append(_Tensor(places, values.view("<f4")))
+                indices, values, words = np.split(words, [count, 2 * count])
+                coded.append(_Tensor(indices, values.view("<f4")))
             else:
                 tensor, words = np.split(words, [size])
                 whole.append(tensor)
@@ -102,7 +102,7 @@ class Short:
     ) -> tuple[bytes, Arrays]:
         """The body, and the values that it stands for."""
         values = [tensor.values for tensor in coded]
-        places = [tensor.places for tensor in coded]
+        indices = [tensor.places for tensor in coded]
         if self.bits == 32:
             scales, codes, sent = np.zeros(0, "<f4"), [v.view("<u4") for v in values], values
         else:
@@ -111,21 +111,21 @@ class Short:
             sent = few_bits.decode_codes(scales, joined, [v.size for v in values], self.bits)
         written = [scales.tobytes()]
         if self.chunk is None:
-            written += [of_one.astype("<u4").tobytes() for of_one in places]
+            written += [index.astype("<u4").tobytes() for index in indices]
         else:
             elements = [size for size, n in zip(sizes, self.entries, strict=True) if n]
-            numbers = [
-                np.bincount(of_one // self.chunk, minlength=-(-size // self.chunk))
-                for of_one, size in zip(places, elements, strict=True)
+            figures = [
+                np.bincount(index // self.chunk, minlength=-(-size // self.chunk))
+                for index, size in zip(indices, elements, strict=True)
             ]
-            own = [of_one % self.chunk for of_one in places]
-            written.append(_pack(numbers, self.chunk.bit_length()))
-            written.append(_pack(own, self.chunk.bit_length() - 1))
+            local = [index % self.chunk for index in indices]
+            written.append(_pack(figures, self.chunk.bit_length()))
+            written.append(_pack(local, self.chunk.bit_length() - 1))
         written.append(_pack(codes, self.bits))
         return b"".join(written + [tensor.tobytes() for tensor in whole]), sent
 
     def _tensor_bytes(self, sizes: Sequence[int]) -> list[int]:
-        of_all = []
+        counted = []
         for count, size in zip(self.entries, sizes, strict=True):
             bits = count * self.bits + 32 * few_bits.SCALES[self.bits]
             if self.chunk is None:
@@ -133,8 +133,8 @@ class Short:
             else:
                 bits += count * (self.chunk.bit_length() - 1)
                 bits += -(-size // self.chunk) * self.chunk.bit_length()
-            of_all.append(bits // 8 if count else 4 * size)
-        return of_all
+            counted.append(bits // 8 if count else 4 * size)
+        return counted
 
 
 def _pack(parts: Sequence[np.ndarray], bits: int) -> bytes:
@@ -147,7 +147,7 @@ def _pack(parts: Sequence[np.ndarray], bits: int) -> bytes:
 
 def _unpack(words: np.ndarray, bits: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The first codes in words, and the words behind them."""
-    own, rest = np.split(words, [-(-number * bits // 32)])
-    each = np.unpackbits(own.view(np.uint8), bitorder="little")[: number * bits]
-    codes = each.reshape(number, bits) @ (np.int64(1) << np.arange(bits))
+    local, rest = np.split(words, [-(-number * bits // 32)])
+    parts = np.unpackbits(local.view(np.uint8), bitorder="little")[: number * bits]
+    codes = parts.reshape(number, bits) @ (np.int64(1) << np.arange(bits))
     return codes, rest

@@ -79,12 +79,12 @@ def decode_codes(scales: np.ndarray, codes: np.ndarray, sizes: Sequence[int], bi
             pair[part // 2] * (1 - 2 * (part % 2)).astype(np.float32)
             for part, pair in zip(parts, pairs, strict=True)
         ]
-    numbers = [part.astype(np.float32) for part in parts]
+    values = [part.astype(np.float32) for part in parts]
     if bits == 1:
-        shares = [1 - 2 * part for part in numbers]
+        shares = [1 - 2 * part for part in values]
     else:
         steps = 2 ** (bits - 1)
-        shares = [(part - steps) / np.float32(steps - 1) for part in numbers]
+        shares = [(part - steps) / np.float32(steps - 1) for part in values]
     return [scale * part for part, scale in zip(shares, scales, strict=True)]
 
 
@@ -97,5 +97,5 @@ def _levels(values: np.ndarray, scale: np.float32, steps: int) -> np.ndarray:
     if scale == 0:
         return np.zeros_like(values)
     with np.errstate(over="ignore"):
-        of_scale = np.clip(values / scale, np.float32(-1), np.float32(1))
-    return np.rint(of_scale * np.float32(steps))
+        relative = np.clip(values / scale, np.float32(-1), np.float32(1))
+    return np.rint(relative * np.float32(steps))

@@ -30,8 +30,8 @@ class InnerState:
 
     def updates_before(self, second_moment: tf.Tensor) -> tf.Tensor:
         """Returns the number of updates made before a second moment begins, int64 scalar."""
-        begun = tf.reduce_any(second_moment > 0)
-        return tf.where(begun, tf.zeros_like(self.updates), self.updates)
+        has_begun = tf.reduce_any(second_moment > 0)
+        return tf.where(has_begun, tf.zeros_like(self.updates), self.updates)
 
 
 class InnerOptimizer(NamedTuple):
@@ -48,16 +48,16 @@ def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
     return tf.maximum(updates - since, 0)
 
 
-def not_begun(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
+def is_unstarted(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
     """Returns which second moments have seen no gradient yet: bool, in the shape of `since`."""
     return since >= updates
 
 
-def since_after(
+def next_start_step(
     updates: tf.Tensor, since: tf.Tensor, begins: tf.Tensor, finite: tf.Tensor
 ) -> tf.Tensor:
     """Returns `since` after a step. Second moments begin with a gradient that is not all zeros."""
-    waits = tf.logical_and(not_begun(updates, since), tf.logical_not(begins))
+    waits = tf.logical_and(is_unstarted(updates, since), tf.logical_not(begins))
     return tf.where(tf.logical_and(finite, waits), updates + 1, since)
 
 
@@ -71,7 +71,7 @@ class HandOver:
     moments: Sequence[Mapping[str, Sequence[tf.Variable]]]
     # Other state of the replicas in units of the gradients, such as the residuals: for each kind
     # and replica, a variable for each gradient.
-    of_gradients: Sequence[Sequence[tf.Variable]]
+    gradient_state: Sequence[Sequence[tf.Variable]]
     # For each gradient, the sum of all replicas' residuals, undivided.
     waiting: Sequence[tf.Tensor]
     lost: tf.Tensor  # bool [gradients], whether the delayed part is lost; `waiting` is zeros there
@@ -80,8 +80,8 @@ class HandOver:
     since: tf.Tensor
     replicas: int  # the number of replicas
 
-    def to_replicas(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
-        """Gives each replica its share of the inner optimizer's second moments of one gradient.
+    def to_replicas(self, index: int, wanted: tf.Tensor) -> tf.Tensor:
+        """Moves a gradient's second moments from the inner optimizer to the replicas.
 
         Replicas in lockstep get the same shares as before, if they had any. State in units of the
         gradient, and the inner optimizer's momentum, are divided by the root of the second moment.
@@ -90,38 +90,40 @@ class HandOver:
         estimate, as in a first step. Returns the new `since` of the gradient; changes nothing
         unless `wanted`.
         """
-        waiting = self.waiting[place]
+        waiting = self.waiting[index]
         totals = {
-            name: self.preconditioner.with_residuals(slots[place].read_value(), waiting)
+            name: self.preconditioner.with_residuals(slots[index].read_value(), waiting)
             for name, slots in self.inner.moments.items()
         }
         second_moment = totals[self.preconditioner.root_of]
         came_late = tf.logical_or(
-            self.lost[place], self._inner_correction.came_late(second_moment, waiting)
+            self.lost[index], self._inner_correction.came_late(second_moment, waiting)
         )
-        begins = tf.where(came_late, self._inner_correction.of_first_step, 1.0)
+        begins = tf.where(came_late, self._inner_correction.first_step_factor, 1.0)
         for name, total in totals.items():
-            for own, share in zip(self._own(name, place), self._shares(name, place), strict=True):
-                _assign(own, begins * share * total, wanted)
-        variables = self._in_units_of_the_gradient(place)
+            for moment, share in zip(
+                self._moment_variables(name, index), self._shares(name, index), strict=True
+            ):
+                _assign(moment, begins * share * total, wanted)
+        variables = self._in_units_of_the_gradient(index)
         values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
         divided = self._inner_correction.divided(values, second_moment)
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
         continues = self.inner.updates_before(second_moment)
         since = tf.where(came_late, tf.maximum(self.inner.updates - 1, 0), continues)
-        return tf.where(wanted, since, self._since[place])
+        return tf.where(wanted, since, self._since[index])
 
-    def to_inner(self, place: int, wanted: tf.Tensor) -> None:
-        """Gives the inner optimizer one gradient's second moments; the inverse of `to_replicas`."""
-        correction = self._corrections[place]
-        root = correction.root(self._sum(self.preconditioner.root_of, place))
+    def to_inner(self, index: int, wanted: tf.Tensor) -> None:
+        """Moves a gradient's second moments to the inner optimizer; inverse of `to_replicas`."""
+        correction = self._corrections[index]
+        root = correction.root(self._sum(self.preconditioner.root_of, index))
         # The inner optimizer corrects the bias of all second moments by its number of updates.
         grows = tf.square(self._inner_correction.factor / correction.factor)
-        scale = tf.where(self._since[place] > 0, grows, 1.0)
+        scale = tf.where(self._since[index] > 0, grows, 1.0)
         for name, moments in self.inner.moments.items():
-            _assign(moments[place], scale * self._sum(name, place), wanted)
-        for variable in self._in_units_of_the_gradient(place):
+            _assign(moments[index], scale * self._sum(name, index), wanted)
+        for variable in self._in_units_of_the_gradient(index):
             _assign(variable, tf.cast(variable.read_value(), tf.float32) * root, wanted)
 
     @functools.cached_property
@@ -136,22 +138,25 @@ class HandOver:
     def _since(self) -> list[tf.Tensor]:
         return tf.unstack(self.since)
 
-    def _own(self, name: str, place: int) -> list[tf.Variable]:
-        return [moments[name][place] for moments in self.moments]
+    def _moment_variables(self, name: str, index: int) -> list[tf.Variable]:
+        return [moments[name][index] for moments in self.moments]
 
-    def _sum(self, name: str, place: int) -> tf.Tensor:
+    def _sum(self, name: str, index: int) -> tf.Tensor:
         """Returns the second moment of all replicas; replicas elsewhere have the same shares."""
-        total = tf.add_n([own.read_value() for own in self._own(name, place)])
+        total = tf.add_n([moment.read_value() for moment in self._moment_variables(name, index)])
         return self.replicas / len(self.moments) * total
 
-    def _shares(self, name: str, place: int) -> list[tf.Tensor | float]:
+    def _shares(self, name: str, index: int) -> list[tf.Tensor | float]:
         if len(self.moments) == 1:
             return [1 / self.replicas]
-        total, own = self._sum(name, place), self._own(name, place)
-        return [tf.where(total > 0, one / total, 1 / self.replicas) for one in own]
+        total, moments = self._sum(name, index), self._moment_variables(name, index)
+        return [tf.where(total > 0, moment / total, 1 / self.replicas) for moment in moments]
 
-    def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
-        return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]
+    def _in_units_of_the_gradient(self, index: int) -> list[tf.Variable]:
+        return [
+            self.inner.momentums[index],
+            *(variables[index] for variables in self.gradient_state),
+        ]
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor, wanted: tf.Tensor) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 
-class Given(NamedTuple):
+class UpdateInputs(NamedTuple):
     """Inputs of an optimizer step, in the dtype of the variable."""
 
     variable: tf.Tensor  # the weights, any shape
@@ -40,7 +40,7 @@ class Given(NamedTuple):
     schedule: float = 1.0  # how fast Nadam's momentum coefficients grow; 1 in its paper
 
 
-Step = Callable[[Given], tf.Tensor]  # returns the update to subtract, without the rate
+Step = Callable[[UpdateInputs], tf.Tensor]  # returns the update to subtract, without the rate
 
 
 def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:
@@ -54,37 +54,37 @@ def bias_correction(beta_1: Any, step: tf.Tensor) -> tf.Tensor:
     return 1 - tf.pow(tf.cast(beta_1, step.dtype), step)
 
 
-def adam(given: Given) -> tf.Tensor:
+def adam(inputs: UpdateInputs) -> tf.Tensor:
     """The step of Adam and of AdamW."""
-    return given.momentum / given.correction + given.direct
+    return inputs.momentum / inputs.correction + inputs.direct
 
 
-def lamb(given: Given) -> tf.Tensor:
+def lamb(inputs: UpdateInputs) -> tf.Tensor:
     """The step of LAMB: Adam's, scaled to the length of the weights."""
-    return to_length_of(given.variable, adam(given))
+    return to_length_of(inputs.variable, adam(inputs))
 
 
 def to_length_of(variable: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
     """An update scaled to the length of the weights; unscaled if either is zero."""
     weights, length = tf.norm(variable), tf.norm(update)
-    both = tf.logical_and(weights > 0, length > 0)
-    return tf.where(both, weights / tf.where(both, length, 1), 1) * update
+    is_nonzero = tf.logical_and(weights > 0, length > 0)
+    return tf.where(is_nonzero, weights / tf.where(is_nonzero, length, 1), 1) * update
 
 
-def nadam(given: Given) -> tf.Tensor:
+def nadam(inputs: UpdateInputs) -> tf.Tensor:
     """The step of Nadam: Adam's with Nesterov momentum."""
-    this = _of_nadam(given.beta_1, given.step, given.schedule)
-    following = _of_nadam(given.beta_1, given.step + 1, given.schedule)
-    ahead = following * given.momentum / (1 - given.product * following)
-    return ahead + (1 - this) * given.gradient / (1 - given.product) + given.direct
+    this = _nadam_factor(inputs.beta_1, inputs.step, inputs.schedule)
+    following = _nadam_factor(inputs.beta_1, inputs.step + 1, inputs.schedule)
+    ahead = following * inputs.momentum / (1 - inputs.product * following)
+    return ahead + (1 - this) * inputs.gradient / (1 - inputs.product) + inputs.direct
 
 
 def nadam_product(beta_1: float, step: tf.Tensor) -> tf.Tensor:
     """Returns the product of Nadam's momentum coefficients from step 1 to `step`."""
     growing = tf.range(1.0, tf.minimum(step, 1000) + 1)  # after that, a coefficient is beta_1
-    return tf.pow(beta_1, step) * tf.reduce_prod(_of_nadam(1.0, growing, 1.0))
+    return tf.pow(beta_1, step) * tf.reduce_prod(_nadam_factor(1.0, growing, 1.0))
 
 
-def _of_nadam(beta_1: float, step: tf.Tensor, schedule: float) -> tf.Tensor:
+def _nadam_factor(beta_1: float, step: tf.Tensor, schedule: float) -> tf.Tensor:
     """Nadam's coefficient of the momentum in a step."""
     return beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), schedule * step))

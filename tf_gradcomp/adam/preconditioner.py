@@ -117,10 +117,10 @@ class Preconditioner:
 
     def corrections(self, updates: tf.Tensor) -> list[Correction]:
         """Returns the bias correction of each second moment."""
-        of_all = self.correction(updates)
-        factors = tf.unstack(of_all.factor)
-        epsilons = tf.unstack(tf.broadcast_to(of_all.epsilon, of_all.factor.shape))
-        return [Correction(*of_one) for of_one in zip(factors, epsilons, strict=True)]
+        stacked = self.correction(updates)
+        factors = tf.unstack(stacked.factor)
+        epsilons = tf.unstack(tf.broadcast_to(stacked.epsilon, stacked.factor.shape))
+        return [Correction(*pair) for pair in zip(factors, epsilons, strict=True)]
 
 
 class Correction(NamedTuple):
@@ -130,7 +130,7 @@ class Correction(NamedTuple):
     factor: tf.Tensor
     epsilon: tf.Tensor | float  # the number to add to the corrected roots
     # The factor that turns a second moment into a first step's second moment.
-    of_first_step: tf.Tensor | float = 1.0
+    first_step_factor: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:
         """Returns Adam's divisor of a gradient: the corrected root, plus epsilon."""
@@ -138,8 +138,8 @@ class Correction(NamedTuple):
 
     def came_late(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
         """Returns whether the mean square of the residual exceeds that of a step's gradient."""
-        of_a_step = tf.reduce_sum(second_moment) / tf.square(self.factor)
-        return tf.reduce_sum(tf.square(waiting)) > of_a_step
+        step_square = tf.reduce_sum(second_moment) / tf.square(self.factor)
+        return tf.reduce_sum(tf.square(waiting)) > step_square
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
         """Divides values in units of a gradient, such as its momentum, like the gradient itself."""

@@ -142,18 +142,20 @@ class CodecSpeed:
     def measure(self, repeats: int, agree: Agree = list) -> Work:
         """Returns medians over some steps; `agree` takes figures of all workers."""
         self.run(1)  # traces
-        whole, encode, sent = [], [], []
+        exchange_seconds, encode, sent = [], [], []
         for _ in range(repeats):
             self._prepare()
             seconds, step = timed(self._step)
-            whole.append(seconds)
+            exchange_seconds.append(seconds)
             encode.append(float(step.encode))
             sent.append(step.sent)
         nothing = agree([call_seconds()])[0]
-        seconds = statistics.median(agree(whole)) - nothing
+        seconds = statistics.median(agree(exchange_seconds)) - nothing
         encoding = statistics.median(agree(encode))
-        payload, *of_requests = agree(_means(sent))
-        requests = [SentRequest(*request) for request in zip(self._kinds, of_requests, strict=True)]
+        payload, *request_rows = agree(_means(sent))
+        requests = [
+            SentRequest(*request) for request in zip(self._kinds, request_rows, strict=True)
+        ]
         return Work(encoding, max(0.0, seconds - encoding), payload, requests)
 
     def _exchange(self) -> _Step:
@@ -185,12 +187,12 @@ def kind_of(request: Request) -> Kind:
 def _means(steps: Sequence[Sequence[Sent]]) -> list[float]:
     """Bytes of the payload, then the bytes that a worker sends for each request."""
     count = len(steps)
-    payload = sum(float(sent.payload_bytes) for of_step in steps for sent in of_step) / count
+    payload = sum(float(sent.payload_bytes) for step in steps for sent in step) / count
     return [
         payload,
         *(
-            sum(float(sent.sent_bytes) for sent in of_request) / count
-            for of_request in zip(*steps, strict=True)
+            sum(float(sent.sent_bytes) for sent in sent_per_step) / count
+            for sent_per_step in zip(*steps, strict=True)
         ),
     ]
 
@@ -218,7 +220,7 @@ class Sample:
     ) -> None:
         total = sum(spec.elements for spec in specs)
         share = min(1.0, most / max(1, total))
-        self._of_model = specs
+        self._model_specs = specs
         self._specs = _merged(specs, list(map(_settled, methods)), share)
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
@@ -243,19 +245,19 @@ class Sample:
 
         def next_step() -> ReplicaStep:
             gradients = [gradient.read_value() for gradient in self._gradients]
-            of_state = handles(state)
+            state_handles = handles(state)
             second_moments = None
             if preconditioner:
                 updates = tf.constant(_MANY_UPDATES, tf.int64)
                 second_moments = preconditioner.second_moments(
-                    of_state, updates, self._size, gradients
+                    state_handles, updates, self._size, gradients
                 )
             now = step.assign_add(1, read_value=True)
             return ReplicaStep.new(
                 StepInputs(
                     self._specs,
                     gradients,
-                    of_state,
+                    state_handles,
                     now,
                     tf.constant(True),
                     self._rank,
@@ -272,9 +274,9 @@ class Sample:
 
     def _bytes_factor(self, compressor: Compressor) -> float:
         """Returns the bytes of all gradients of the model over the sample's bytes."""
-        of_model = compressor.payload_bytes(self._of_model)
+        model_bytes = compressor.payload_bytes(self._model_specs)
         tried = compressor.payload_bytes(self._specs)
-        return of_model / tried if of_model and tried else self._factor
+        return model_bytes / tried if model_bytes and tried else self._factor
 
     @tf.function(autograph=False)
     def _draw(self) -> None:

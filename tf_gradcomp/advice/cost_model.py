@@ -85,13 +85,13 @@ class Work:
     payload_bytes: float  # bytes of a worker's payload
     requests: Sequence[SentRequest]  # the method's requests, in order
 
-    def scaled(self, factor: float, of_bytes: float) -> Work:
-        """The work for a model with `factor` times the time, and `of_bytes` times the bytes."""
+    def scaled(self, factor: float, bytes_factor: float) -> Work:
+        """The work for a model with `factor` times the time, and `bytes_factor` times the bytes."""
         return Work(
             factor * self.encode,
             factor * self.decode,
-            of_bytes * self.payload_bytes,
-            [SentRequest(kind, of_bytes * sent_bytes) for kind, sent_bytes in self.requests],
+            bytes_factor * self.payload_bytes,
+            [SentRequest(kind, bytes_factor * sent_bytes) for kind, sent_bytes in self.requests],
         )
 
 
@@ -156,11 +156,17 @@ def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> P
 
     With a baseline, other steps must be shorter by `WORTHWHILE` and by more than noise.
     """
-    good = [one for one in predictions if baseline is None or _is_worthwhile(one, baseline)]
+    good = [
+        prediction
+        for prediction in predictions
+        if baseline is None or _is_worthwhile(prediction, baseline)
+    ]
     if baseline is not None and not good:
         return baseline
-    shortest = min(good, key=lambda one: one.step)
-    return next(one for one in good if not shortest.is_clearly_shorter_than(one))
+    shortest = min(good, key=lambda prediction: prediction.step)
+    return next(
+        prediction for prediction in good if not shortest.is_clearly_shorter_than(prediction)
+    )
 
 
 def _is_worthwhile(prediction: Prediction, baseline: Prediction) -> bool:
@@ -192,7 +198,7 @@ def predict(
     )
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """The findings of a job's probe; equal on all workers."""
 
     # The predictions for the candidates, in their order, with 0 as `compute`.
@@ -222,12 +228,12 @@ class Advice:
         """Returns the findings, JSON-serializable; times are in seconds."""
         predictions = [
             {
-                **dataclasses.asdict(one),
-                "exchange": one.exchange,
-                "step": one.step,
-                "local_steps": enough_local_steps(one),
+                **dataclasses.asdict(prediction),
+                "exchange": prediction.exchange,
+                "step": prediction.step,
+                "local_steps": enough_local_steps(prediction),
             }
-            for one in self.predictions
+            for prediction in self.predictions
         ]
         return {"best": self.best, "verdict": self.verdict, "predictions": predictions}
 
@@ -240,7 +246,7 @@ def advice_for_one_replica(baseline: str) -> Advice:
     return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
 
 
-def advice_on(probed: Probed, compute: float) -> Advice:
+def advice_on(probed: ProbeResult, compute: float) -> Advice:
     """Returns the advice for a job of several replicas; `compute` is 0 if it is not known."""
     predictions = tuple(
         dataclasses.replace(prediction, compute=compute) for prediction in probed.predictions
@@ -284,7 +290,7 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     best = best_of(predictions, baseline)
     pays = best is not baseline
     if not pays:
-        best = min(predictions, key=lambda one: one.step)
+        best = min(predictions, key=lambda prediction: prediction.step)
     if best is baseline:
         return f"Compression will not pay: nothing here is faster than {baseline.method}."
     what = "a step" if best.compute else "the exchange of a step"

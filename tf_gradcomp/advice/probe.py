@@ -17,7 +17,7 @@ from tf_gradcomp.advice.codec_speed import Sample, call_seconds
 from tf_gradcomp.advice.cost_model import (
     Curve,
     Kind,
-    Probed,
+    ProbeResult,
     best_of,
     exchange_times,
     predict,
@@ -27,9 +27,9 @@ from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.exchange.setup import Candidate
-from tf_gradcomp.groups.communicator import Communicator, WordsAhead
+from tf_gradcomp.groups.communicator import Communicator, PrefixSize
 from tf_gradcomp.groups.group import Group, outside_scope
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 _FEWEST = 512  # the time of fewer elements counts as latency
@@ -76,7 +76,7 @@ class Collectives:
         self._communicators = list(communicators)
         self.size = group.size
         if group.local_size == 1:
-            self._ahead = WordsAhead()  # as a job has it
+            self._ahead = PrefixSize()  # as a job has it
             self._communicators[0].ahead = group.local(self._ahead.words, 0)
         self._overhead = group.processes.largest([call_seconds()])[0]
 
@@ -101,10 +101,10 @@ class Collectives:
             for kind, collect in collects.items()
         }
         curves = {}
-        for kind, ((elements, first), *others) in measured.items():
+        for kind, ((elements, first), *larger) in measured.items():
             again = self._measure(collects[kind], tf.zeros([elements], kind.dtype), enough)
-            least = min(first, again, key=lambda one: one.seconds)
-            points = [least, *(timed for _, timed in others)]
+            least = min(first, again, key=lambda timed: timed.seconds)
+            points = [least, *(timed for _, timed in larger)]
             pairs = [(timed.sent_bytes, timed.seconds) for timed in points]
             curves[kind] = Curve.through(pairs, least.noise)
         return curves
@@ -144,13 +144,15 @@ class Collectives:
         repeats = min(most, max(fewest, int(enough / first)))
         times = self._group.processes.largest([timed() for _ in range(repeats)])
         median = statistics.median_low(times)
-        apart = 2 * statistics.median(abs(one - median) for one in times)
+        apart = 2 * statistics.median(abs(time - median) for time in times)
         return Timed(sent_bytes, max(0.0, median - self._overhead), apart / math.sqrt(repeats))
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
         def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
             request = _request(kind, values)
-            answers, sent = zip(*(one.answer(request) for one in self._communicators), strict=True)
+            answers, sent = zip(
+                *(communicator.answer(request) for communicator in self._communicators), strict=True
+            )
             # Horovod's operations are stateless: TensorFlow runs them only if it needs their
             # results.
             return tf.cast(sent[0].sent_bytes, tf.float64), list(answers)
@@ -175,7 +177,7 @@ def probe(
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
     effort: Effort,
-) -> Probed:
+) -> ProbeResult:
     """Times methods and collectives; all workers of a job call it.
 
     Raises:
@@ -201,7 +203,7 @@ def _probe(
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
     effort: Effort,
-) -> Probed:
+) -> ProbeResult:
     with tf.device("CPU:0"):
         collectives = Collectives(group, communicators)
         methods = [candidate.compressor for candidate in candidates]
@@ -221,7 +223,7 @@ def _probe(
         )
         for candidate, work in zip(candidates, works, strict=True)
     ]
-    return Probed(predictions, [spec.path for spec in specs if spec.kind == EMBEDDING])
+    return ProbeResult(predictions, [spec.path for spec in specs if spec.kind == EMBEDDING])
 
 
 # These methods exceed a limit of docs/advise.md, by its figures.
@@ -262,5 +264,5 @@ def choose(
         chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
         how = f"{chosen.compressor!r}; the probe predicted: {exchange_times(predictions)}"
         tables = tables_note(probed.tables)
-    tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
+    log_info(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
     return chosen

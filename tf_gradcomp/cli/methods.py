@@ -53,5 +53,5 @@ def _described(name: str, method: type[Any]) -> _Method:
     """The first paragraph of a docstring, and the first sentence on when to use the method."""
     text = re.sub(r"[`*]", "", inspect.getdoc(method) or "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    use = next((one for one in paragraphs if one.startswith("Use it")), "")
+    use = next((paragraph for paragraph in paragraphs if paragraph.startswith("Use it")), "")
     return _Method(name, paragraphs[0], re.split(r"(?<=\.) ", use, maxsplit=1)[0])

@@ -88,7 +88,7 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
 
 
 def check_plots(alternative: str) -> None:
-    """Refuses at the start to draw a plot later if matplotlib cannot be imported."""
+    """Raises early if a plot is wanted but matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -38,7 +38,7 @@ OUTER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Simulated:
+class SimulatedTraining:
     """One simulated training."""
 
     compressor: str
@@ -248,14 +248,14 @@ class _Epochs:
 
     def __init__(self, batches: Iterable[Any], steps: int) -> None:
         self._batches, self._steps = batches, steps
-        self._rest: Iterator[Any] = iter(())
+        self._remaining: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self._steps):
-            batch = next(self._rest, None)
+            batch = next(self._remaining, None)
             if batch is None:
-                self._rest = iter(self._batches)
-                batch = next(self._rest, None)
+                self._remaining = iter(self._batches)
+                batch = next(self._remaining, None)
             if batch is None:
                 raise click.ClickException(
                     f"The task's batches end after {step} of an epoch's {self._steps} steps, and "
@@ -274,7 +274,7 @@ def _run(
     local: _Local | None,
     epochs: int,
     progress: Progress,
-) -> Simulated:
+) -> SimulatedTraining:
     from tf_gradcomp.compressors.lgreco import LayerPlanner
     from tf_gradcomp.simulation import Learners, StepReport
 
@@ -289,20 +289,20 @@ def _run(
 
     def on_step(report: StepReport) -> None:
         progress.update(bar, advance=1, loss=f"loss {report.loss:.4f}")
-        epoch, rest = divmod(next(done), task.steps_per_epoch)
-        if not rest and not progress.console.is_terminal:  # which shows the bar
+        epoch, step = divmod(next(done), task.steps_per_epoch)
+        if not step and not progress.console.is_terminal:  # which shows the bar
             line = f"{label}: epoch {epoch} of {epochs}, loss {report.loss:.4f}"
             progress.console.print(line, soft_wrap=True)
 
     started = time.perf_counter()
-    of_model = None if precondition == "none" else precondition
+    model_precondition = None if precondition == "none" else precondition
     # The cost of tracing grows with the learners, and its savings grow with the steps.
     graph = steps >= _STEPS_WORTH_TRACING * learners
     trained = Learners(
         task.model,
         learners,
         method,
-        precondition=of_model,
+        precondition=model_precondition,
         graph=graph,
         local_steps=local.settings() if local else None,
     )
@@ -311,4 +311,4 @@ def _run(
     seconds = (time.perf_counter() - started) / steps
     planner = trained.exchange.hooks.get(LayerPlanner)
     settings = planner.settings_over_time(trained.plans) if planner else {}
-    return Simulated(compressor, learners, seed, seconds, history, settings)
+    return SimulatedTraining(compressor, learners, seed, seconds, history, settings)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tf_gradcomp.cli.simulate import Simulated
+    from tf_gradcomp.cli.simulate import SimulatedTraining
 
 _LAST_EPOCHS = 5
 _COLUMNS = {  # by name in the history: title and format
@@ -29,7 +29,7 @@ _COLUMNS = {  # by name in the history: title and format
 }
 
 
-def markdown(runs: Sequence[Simulated]) -> list[str]:
+def markdown(runs: Sequence[SimulatedTraining]) -> list[str]:
     """The table, as lines of Markdown: means over the seeds and the last epochs."""
     metrics = _metrics(runs)
     header = ["method", "learners", *metrics, *(title for title, _ in _COLUMNS.values())]
@@ -44,7 +44,7 @@ def markdown(runs: Sequence[Simulated]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def show(console: Console, runs: Sequence[Simulated]) -> None:
+def show(console: Console, runs: Sequence[SimulatedTraining]) -> None:
     """Prints the columns of the table that matter most, and the verdict."""
     metrics = list(dict.fromkeys([*_metrics(runs)[:1], *_quality(runs)[:1]]))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -60,7 +60,7 @@ def show(console: Console, runs: Sequence[Simulated]) -> None:
         console.print(line, highlight=False)
 
 
-def verdict(runs: Sequence[Simulated]) -> list[str]:
+def verdict(runs: Sequence[SimulatedTraining]) -> list[str]:
     """Prints for each method its distance from dense training, and the bytes that it saves."""
     kinds = _by_kind(runs)
     dense = {n: same for (name, n), same in kinds.items() if _is_dense(name)}
@@ -69,27 +69,29 @@ def verdict(runs: Sequence[Simulated]) -> list[str]:
         return ["No verdict: the task gave no data to validate on."]
     if not dense:
         return ["No verdict: it needs dense training to compare with: add -c no_compression."]
-    of_others = [
+    compared = [
         f"{name} with {n} worker{'s' * (n > 1)}: {_compared(same, dense[n], quality[0])}."
         for (name, n), same in kinds.items()
         if not _is_dense(name) and n in dense and n > 1
     ]
-    lines = [f"By {quality[0]}, mean of the last {_LAST_EPOCHS} epochs:", *of_others]
-    if of_others and all(len(same) == 1 for same in dense.values()):
+    lines = [f"By {quality[0]}, mean of the last {_LAST_EPOCHS} epochs:", *compared]
+    if compared and all(len(same) == 1 for same in dense.values()):
         lines.append("Only several seeds show how much of this is noise: --seeds 3.")
-    return lines if of_others else []
+    return lines if compared else []
 
 
-def _compared(same: Sequence[Simulated], dense: Sequence[Simulated], metric: str) -> str:
+def _compared(
+    same: Sequence[SimulatedTraining], dense: Sequence[SimulatedTraining], metric: str
+) -> str:
     """The sentence that compares a method with dense training of the same number of learners."""
     fewer = f" at {_fewer(dense, same)} bytes"
-    of_dense = [_last(run, metric) for run in dense]
+    dense_results = [_last(run, metric) for run in dense]
     behind = _mean(dense, metric) - _mean(same, metric)
     if not _more_is_better(metric, dense):
         behind = -behind
     if math.isnan(behind):
         return f"{metric} is not a number"
-    spread = max(of_dense) - min(of_dense)
+    spread = max(dense_results) - min(dense_results)
     if abs(behind) <= spread:
         return f"within dense's spread{fewer}"
     is_share = "acc" in metric
@@ -97,14 +99,14 @@ def _compared(same: Sequence[Simulated], dense: Sequence[Simulated], metric: str
     return f"{amount} {'behind' if behind > 0 else 'ahead of'} dense{fewer}"
 
 
-def _fewer(dense: Sequence[Simulated], same: Sequence[Simulated]) -> str:
+def _fewer(dense: Sequence[SimulatedTraining], same: Sequence[SimulatedTraining]) -> str:
     times = _mean(dense, "sent_bytes") / _mean(same, "sent_bytes")
     if times < 1:
         return f"{1 / times:.1f} times as many"
     return f"{times:.0f} times fewer" if times >= 10 else f"{times:.1f} times fewer"
 
 
-def _more_is_better(metric: str, dense: Sequence[Simulated]) -> bool:
+def _more_is_better(metric: str, dense: Sequence[SimulatedTraining]) -> bool:
     """Returns whether larger is better, by the metric's name or its course in dense training."""
     if any(part in metric for part in ("acc", "auc", "precision", "recall")):
         return True
@@ -117,12 +119,12 @@ def _is_dense(compressor: str) -> bool:
     return compressor.partition("(")[0].strip().lower() == "no_compression"
 
 
-def _quality(runs: Sequence[Simulated]) -> list[str]:
+def _quality(runs: Sequence[SimulatedTraining]) -> list[str]:
     """The validation metrics; the loss comes after the user's metrics."""
     return sorted(_metrics(runs), key=lambda name: name == "val_loss")
 
 
-def plot(runs: Sequence[Simulated], path: Path) -> None:
+def plot(runs: Sequence[SimulatedTraining], path: Path) -> None:
     """Draws quality over epochs, and bytes and similarity over the number of learners."""
     import matplotlib
 
@@ -156,7 +158,7 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
     plt.close(figure)
 
 
-def plot_settings(runs: Sequence[Simulated], path: Path) -> None:
+def plot_settings(runs: Sequence[SimulatedTraining], path: Path) -> None:
     """Draws the planned settings over layers and epochs, of one run of each method with plans.
 
     Colours are multiples of a layer's own setting, on a logarithmic scale; black means that a layer
@@ -192,33 +194,33 @@ def plot_settings(runs: Sequence[Simulated], path: Path) -> None:
     plt.close(figure)
 
 
-def _metrics(runs: Sequence[Simulated]) -> list[str]:
+def _metrics(runs: Sequence[SimulatedTraining]) -> list[str]:
     return [name for name in runs[0].history if name.startswith("val_")]
 
 
-def _by_kind(runs: Sequence[Simulated]) -> dict[tuple[str, int], list[Simulated]]:
-    kinds: dict[tuple[str, int], list[Simulated]] = {}
+def _by_kind(runs: Sequence[SimulatedTraining]) -> dict[tuple[str, int], list[SimulatedTraining]]:
+    kinds: dict[tuple[str, int], list[SimulatedTraining]] = {}
     for run in runs:
         kinds.setdefault((run.compressor, run.learners), []).append(run)
     return kinds
 
 
-def _whole_ratio(run: Simulated) -> float:
+def _whole_ratio(run: SimulatedTraining) -> float:
     payload = sum(run.history["payload_bytes"])
     return sum(run.history["dense_bytes"]) / payload if payload else float("nan")
 
 
-def _mean(same: Sequence[Simulated], name: str) -> float:
+def _mean(same: Sequence[SimulatedTraining], name: str) -> float:
     return statistics.mean(_last(run, name) for run in same)
 
 
-def _mean_and_deviation(same: Sequence[Simulated], name: str) -> str:
+def _mean_and_deviation(same: Sequence[SimulatedTraining], name: str) -> str:
     values = [_last(run, name) for run in same]
     deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{deviation}"
 
 
-def _fewer_sent(same: Sequence[Simulated]) -> float:
+def _fewer_sent(same: Sequence[SimulatedTraining]) -> float:
     """Returns how many times fewer bytes were sent than a dense all-reduce would send."""
     histories = [run.history for run in same]
     sent = [np.asarray(history["sent_bytes"][-_LAST_EPOCHS:]) for history in histories]
@@ -228,10 +230,10 @@ def _fewer_sent(same: Sequence[Simulated]) -> float:
     return dense / total if total else math.nan
 
 
-def _milliseconds(same: Sequence[Simulated]) -> float:
+def _milliseconds(same: Sequence[SimulatedTraining]) -> float:
     """Milliseconds of a step, for each learner."""
     return 1000 * statistics.mean(run.seconds_per_step / run.learners for run in same)
 
 
-def _last(run: Simulated, name: str) -> float:
+def _last(run: SimulatedTraining, name: str) -> float:
     return statistics.mean(run.history[name][-_LAST_EPOCHS:])

@@ -73,7 +73,7 @@ def sum_as(dtype: tf.DType, inputs: StepInputs) -> Generator[AllReduce, tf.Tenso
     return Reduced(reduced, finite, tensor_bytes)
 
 
-def zero_if_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def zero_if_too_large(total: tf.Tensor, inputs_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Replaces a sum by zeros if the sum is not finite although all its terms are finite.
 
     The step is then skipped, and the method discards the terms: in the residuals, they would make
@@ -81,9 +81,9 @@ def zero_if_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Ten
     fits.
     """
     finite = tf.reduce_all(tf.math.is_finite(total))
-    too_large = tf.logical_and(given_finite, tf.logical_not(finite))
-    kept = tf.cond(too_large, lambda: tf.zeros_like(total), lambda: tf.identity(total))
-    return kept, tf.logical_not(too_large)
+    too_large = tf.logical_and(inputs_finite, tf.logical_not(finite))
+    safe_total = tf.cond(too_large, lambda: tf.zeros_like(total), lambda: tf.identity(total))
+    return safe_total, tf.logical_not(too_large)
 
 
 OneRequest = TypeVar("OneRequest", bound=Request)
@@ -110,10 +110,10 @@ def request_unless_empty(
 MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checksum of payloads
 
 
-def digest(numbers: tf.Tensor) -> tf.Tensor:
+def digest(words: tf.Tensor) -> tf.Tensor:
     """Returns an int64 scalar that changes if any int64 changes or two are swapped."""
-    places = tf.range(1, tf.size(numbers) + 1, dtype=tf.int64)
-    mixed = (numbers + places * MIXING) * MIXING
+    positions = tf.range(1, tf.size(words) + 1, dtype=tf.int64)
+    mixed = (words + positions * MIXING) * MIXING
     mixed ^= tf.bitwise.right_shift(mixed, 31)
     return tf.reduce_sum(mixed * MIXING)
 
@@ -149,15 +149,15 @@ def sum_chosen(
     chunked: ops.Chunked,
     inputs: StepInputs,
     offsets: tf.Tensor,
-    own_finite: tf.Tensor,
+    local_finite: tf.Tensor,
     filter: float = 1.0,
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
     """Sums the chosen entries; returns the reduced gradients, and whether they are finite."""
-    values = ops.chunk_take(chunked, offsets, own_finite)
+    values = ops.chunk_take(chunked, offsets, local_finite)
     totals = yield AllReduce(values)
     totals, fits = zero_if_too_large(totals, tf.math.is_finite(totals[-1]))
     reduced, finite = ops.chunk_apply(
-        chunked, offsets, totals, own_finite, inputs.finite, filter=filter
+        chunked, offsets, totals, local_finite, inputs.finite, filter=filter
     )
     return reduced, tf.logical_and(finite, fits)
 
@@ -174,16 +174,16 @@ def tensor_bytes(
     """
     chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
     elements = tf.constant(sizes, tf.int64)
-    turns = leaders or 1
+    senders = leaders or 1
     coded = chunk_sizes > 1
-    bits = tf.where(coded, tf.constant(value_bits, tf.int64), FLOAT_BITS) * turns
+    bits = tf.where(coded, tf.constant(value_bits, tf.int64), FLOAT_BITS) * senders
     bits += 0 if leaders is None else _offset_bits(chunk_sizes)
-    of_scale = 0 if value_bits == FLOAT_BITS else FLOAT_BITS
+    scale_bits = 0 if value_bits == FLOAT_BITS else FLOAT_BITS
     if value_bits != SUMMED_BITS:  # whose scales only the leader sends
-        of_scale *= turns
+        scale_bits *= senders
     has_scale = tf.logical_and(coded, elements > 0)
-    of_scales = tf.where(has_scale, tf.constant(of_scale, tf.int64), 0)
-    return (-(-elements // chunk_sizes) * bits + of_scales) // (8 * turns)
+    tensor_scale_bits = tf.where(has_scale, tf.constant(scale_bits, tf.int64), 0)
+    return (-(-elements // chunk_sizes) * bits + tensor_scale_bits) // (8 * senders)
 
 
 def _offset_bits(chunk_sizes: tf.Tensor) -> tf.Tensor:

@@ -81,5 +81,7 @@ def methods_of(compressor: Compressor | Auto, *, lags: bool = False) -> tuple[Co
     if not isinstance(compressor, Auto):
         return (compressor,)
     if lags and compressor.get_config() == Auto().get_config():
-        return tuple(one for one in compressor.candidates if not one.helped_by_precondition)
+        return tuple(
+            candidate for candidate in compressor.candidates if not candidate.helped_by_precondition
+        )
     return compressor.candidates

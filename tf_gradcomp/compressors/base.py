@@ -57,9 +57,9 @@ class JobStateSpec:
         shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all
             replicas. Otherwise a checkpoint holds the sum over the replicas, and each of N replicas
             gets 1/N of the sum.
-        of_gradients: Whether it is in units of the gradients that the method receives. Such state
-            restarts from zeros if the job before divided gradients by second moments and this job
-            does not, or the reverse.
+        in_gradient_units: Whether it is in units of the gradients that the method receives. Such
+            state restarts from zeros if the job before divided gradients by second moments and this
+            job does not, or the reverse.
 
     Raises:
         ValueError: If it cannot be divided among replicas.
@@ -68,7 +68,7 @@ class JobStateSpec:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     shared: bool = True
-    of_gradients: bool = False
+    in_gradient_units: bool = False
 
     def __post_init__(self) -> None:
         if not self.shared and not tf.as_dtype(self.dtype).is_floating:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.aggregation import sum_as
 from tf_gradcomp.compressors.base import Compressor, Reduced, StateSpec, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.settings import one_of
+from tf_gradcomp.compressors.settings import member_of
 from tf_gradcomp.policy import GradientSpec
 
 _DTYPES = ("float16", "bfloat16")
@@ -44,7 +44,7 @@ class Cast(Compressor):
 
     def __init__(self, dtype: str = "float16", **warmup: Any) -> None:
         super().__init__(**warmup)
-        self.dtype = one_of(*_DTYPES).checked("Cast: dtype", dtype)
+        self.dtype = member_of(*_DTYPES).checked("Cast: dtype", dtype)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Returns nothing: this method keeps no state."""

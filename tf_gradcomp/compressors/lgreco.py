@@ -25,7 +25,7 @@ from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.plans import PlanInForce, StoredPlan, plan_layers
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import Request
-from tf_gradcomp.compressors.settings import Valid, is_number, one_of
+from tf_gradcomp.compressors.settings import Valid, is_number, member_of
 from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
@@ -52,14 +52,14 @@ class LayerPlanner(Hook):
     @property
     def layers(self) -> list[int]:
         """Returns the places of the variables whose settings can be planned."""
-        return [place for place, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
+        return [index for index, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
 
     def settings_over_time(self, plans: Sequence[PlanInForce]) -> dict[str, list[int]]:
         """Returns by path each planned layer's own setting, and its setting in some plans."""
         over_time = [self.lgreco.settings(self.specs), *(plan.settings for plan in plans)]
         return {
-            self.specs[place].path: [settings[place] for settings in over_time]
-            for place in self.layers
+            self.specs[index].path: [settings[index] for settings in over_time]
+            for index in self.layers
         }
 
     def notices(self) -> list[str]:
@@ -78,7 +78,7 @@ class LayerPlanner(Hook):
     def propose(
         self, state: Sequence[np.ndarray], job_state: Mapping[str, tf.Variable]
     ) -> np.ndarray:
-        """Makes a plan from the sum of each variable's gradients; logs the reason if there is none.
+        """Plans from each variable's gradient sum. Logs the reason if there is no plan.
 
         Returns:
             float64 [3 + variables]: the plan's expected outcome, and the plan. With Accordion, the
@@ -87,23 +87,23 @@ class LayerPlanner(Hook):
         proposed, sums = self.no_change(), state
         # Excludes gradients that the method never exchanges, such as tables that are sent as
         # slices.
-        places = [place for place, total in enumerate(sums) if total.any()]
-        if not places:
+        indices = [index for index, total in enumerate(sums) if total.any()]
+        if not indices:
             _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last plan.")
             return self.lgreco.plan.read(job_state)
-        specs = [self.specs[place] for place in places]
+        specs = [self.specs[index] for index in indices]
         choices = [self.lgreco.choices(spec) for spec in specs]
-        of_places = [sums[place] for place in places]
+        active_sums = [sums[index] for index in indices]
         steady = None
         if self.lgreco.plan.keeps_norms:
             norms = np.array([np.linalg.norm(total) for total in sums])
             before = job_state[GRADIENT_NORMS].numpy()
-            steady = (np.abs(norms - before) < _STEADY * before)[places]
+            steady = (np.abs(norms - before) < _STEADY * before)[indices]
             proposed[3 + len(sums) :] = norms
         plan = plan_layers(
             self.lgreco.method,
             specs,
-            of_places,
+            active_sums,
             choices,
             self.lgreco.budget,
             steady=steady,
@@ -113,7 +113,7 @@ class LayerPlanner(Hook):
             _LOG.warning(_KEPT, text_of(self.lgreco.method), plan.reason)
             return proposed
         proposed[:3] = plan.uniform_bytes / plan.bytes, plan.budget_used, plan.at_bound
-        proposed[[3 + place for place in places]] = np.array(plan.settings) + 1
+        proposed[[3 + index for index in indices]] = np.array(plan.settings) + 1
         return proposed
 
     def install(
@@ -122,7 +122,7 @@ class LayerPlanner(Hook):
         job_state: Mapping[str, tf.Variable],
         state: Sequence[tf.Variable],
     ) -> None:
-        """Gives one replica a plan, and sets its sums of gradients to zero."""
+        """Installs a plan on one replica and clears its gradient sums."""
         self.lgreco.plan.write(proposed, job_state)
         for total in state:
             total.assign(tf.zeros_like(total))
@@ -201,7 +201,7 @@ class LGreCo(Compressor):
         for kind in LAYER_KINDS:  # reports invalid values now
             self.choices(dataclasses.replace(_PLANNABLE, kind=kind))
         self.budget = float(_BUDGET.checked("LGreCo: budget", budget))
-        self.reference = one_of(UNIFORM, ACCORDION).checked("LGreCo: reference", reference)
+        self.reference = member_of(UNIFORM, ACCORDION).checked("LGreCo: reference", reference)
         self.plan = StoredPlan(self.method, self.values, keeps_norms=reference == ACCORDION)
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
@@ -210,8 +210,8 @@ class LGreCo(Compressor):
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Returns the method's state for any of the choices, and the sum of the gradients."""
-        kept = self.method.state_for(spec, [*self.settings([spec]), *(self.choices(spec) or ())])
-        return {**kept, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
+        specs = self.method.state_for(spec, [*self.settings([spec]), *(self.choices(spec) or ())])
+        return {**specs, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""

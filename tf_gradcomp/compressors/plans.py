@@ -70,7 +70,7 @@ def knapsack(
     steps: int = 10_000,
     budget: float = 1.0,
 ) -> list[int]:
-    """Makes one choice per layer that minimizes the total size within a budget of errors.
+    """Chooses one setting per layer: least total size within an error budget.
 
     Dynamic programming (paper, Algorithm 1). Each error is rounded up to a whole number of steps,
     so the budget is never exceeded. Of equally good choices of a layer, the first is made.
@@ -154,11 +154,13 @@ def plan_layers(
     if choices is None:
         choices = [compressor.choices(spec) for spec in specs]
     tables = [
-        table(compressor, spec, gradient, own or (), default, replicas)
-        for spec, gradient, own, default in zip(specs, gradients, choices, defaults, strict=True)
+        table(compressor, spec, gradient, layer_choices or (), default, replicas)
+        for spec, gradient, layer_choices, default in zip(
+            specs, gradients, choices, defaults, strict=True
+        )
     ]
-    places = [of_one.default for of_one in tables]
-    planned = [i for i, own in enumerate(choices) if own]
+    indices = [table.default for table in tables]
+    planned = [i for i, layer_choices in enumerate(choices) if layer_choices]
     layers = [tables[i] for i in planned]
     uniform = [layer.default for layer in layers]
     allowed = _error(layers, uniform)
@@ -175,20 +177,20 @@ def plan_layers(
         uniform,
         budget=budget,
     )
-    for i, place in zip(planned, best, strict=True):
-        places[i] = place
+    for i, index in zip(planned, best, strict=True):
+        indices[i] = index
 
-    def bytes_at(places: Sequence[int]) -> float:
-        return float(sum(t.bytes[place] for t, place in zip(tables, places, strict=True)))
+    def bytes_at(indices: Sequence[int]) -> float:
+        return float(sum(t.bytes[index] for t, index in zip(tables, indices, strict=True)))
 
     return Plan(
-        settings=[of_one.settings[place] for of_one, place in zip(tables, places, strict=True)],
+        settings=[table.settings[index] for table, index in zip(tables, indices, strict=True)],
         budget_used=_error(layers, best) / allowed if allowed else math.nan,
-        bytes=bytes_at(places),
-        uniform_bytes=bytes_at([of_one.default for of_one in tables]),
+        bytes=bytes_at(indices),
+        uniform_bytes=bytes_at([table.default for table in tables]),
         at_bound=sum(
-            int(layer.bytes[place] == layer.bytes.min())
-            for layer, place in zip(layers, best, strict=True)
+            int(layer.bytes[index] == layer.bytes.min())
+            for layer, index in zip(layers, best, strict=True)
         ),
         planned=len(planned),
         reason=_reason(layers, best, allowed),
@@ -197,7 +199,7 @@ def plan_layers(
 
 def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str:
     """Why all layers keep the uniform setting."""
-    if any(place != layer.default for layer, place in zip(layers, best, strict=True)):
+    if any(index != layer.default for layer, index in zip(layers, best, strict=True)):
         return ""
     if not layers:
         return "no variable has a choice"
@@ -210,8 +212,8 @@ def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str
     return "no plan within the budget sends less"
 
 
-def _error(layers: Sequence[Table], places: Sequence[int]) -> float:
-    return float(sum(layer.errors[place] for layer, place in zip(layers, places, strict=True)))
+def _error(layers: Sequence[Table], indices: Sequence[int]) -> float:
+    return float(sum(layer.errors[index] for layer, index in zip(layers, indices, strict=True)))
 
 
 _NO_SETTING = -1  # a plan has settings plus one, and 0 if there is none yet
@@ -235,7 +237,7 @@ class PlanInForce(NamedTuple):
 
 
 class StoredPlan:
-    """Knows how the state of a job holds a plan, its expected outcome, and norms of gradients.
+    """Reads and writes a plan, its expected outcome and gradient norms in a job's state.
 
     Outside that state, a plan is a vector of float64: the outcome, one number for each variable,
     and the norms if they are kept.
@@ -261,7 +263,7 @@ class StoredPlan:
         specs = {
             self.name: JobStateSpec((variables,), "int64"),
             self._outcome: JobStateSpec((3,)),
-            GRADIENT_NORMS: JobStateSpec((variables,), of_gradients=True),
+            GRADIENT_NORMS: JobStateSpec((variables,), in_gradient_units=True),
         }
         return {name: spec for name, spec in specs.items() if name in self._names}
 
@@ -277,9 +279,11 @@ class StoredPlan:
             int64 [tensors].
         """
         settings = plan + _NO_SETTING
-        allowed, own = self._range(tuple(specs))
+        allowed, defaults = self._range(tuple(specs))
         is_choice = tf.reduce_any(tf.equal(settings[:, tf.newaxis], allowed), 1)
-        return tf.where(is_choice & (settings > _NO_SETTING), settings, tf.constant(own, tf.int64))
+        return tf.where(
+            is_choice & (settings > _NO_SETTING), settings, tf.constant(defaults, tf.int64)
+        )
 
     def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
         """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
@@ -289,8 +293,8 @@ class StoredPlan:
         if specs not in self._ranges:
             choices = [self._method.choices(spec, self._values) or [] for spec in specs]
             allowed = np.full((len(specs), max(map(len, choices), default=0)), _NO_SETTING)
-            for row, of_one in zip(allowed, choices, strict=True):
-                row[: len(of_one)] = of_one
+            for row, tensor_choices in zip(allowed, choices, strict=True):
+                row[: len(tensor_choices)] = tensor_choices
             self._ranges[specs] = allowed, self._method.settings(specs)
         return self._ranges[specs]
 

@@ -66,7 +66,7 @@ class PowerSGD(Plannable):
 
     Raises:
         ValueError: If a rank or a layer kind is out of range, a pattern is not a regular
-            expression, or `alternate` is no bool.
+            expression, or `alternate` is not a bool.
 
     Reference:
         Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
@@ -104,10 +104,10 @@ class PowerSGD(Plannable):
         With `alternate`, they are the mean of two steps.
         """
         ranks = tf.constant(self.settings(specs), tf.int64)
-        of_each = _tensor_bytes(specs, ranks)
+        tensor_bytes = _tensor_bytes(specs, ranks)
         if self.alternate:
-            of_each = tf.where(ranks > SENT_WHOLE, of_each // 2, of_each)
-        return int(tf.reduce_sum(of_each))
+            tensor_bytes = tf.where(ranks > SENT_WHOLE, tensor_bytes // 2, tensor_bytes)
+        return int(tf.reduce_sum(tensor_bytes))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Ranks; by default from half to twice the own rank.
@@ -192,18 +192,18 @@ def _sum_one_factor(
 ) -> Generator[AllReduce, tf.Tensor, Reduced]:
     """Sums for each variable the factor whose turn it is."""
     state = (inputs.residuals, inputs.gradients, inputs.state[ALTERNATING_FACTOR], inputs.step)
-    own, tensor_bytes, own_finite = ops.power_sgd_project(*state, ranks=ranks)
-    total = yield AllReduce(own)
+    factor, tensor_bytes, local_finite = ops.power_sgd_project(*state, ranks=ranks)
+    total = yield AllReduce(factor)
     reduced, finite = ops.power_sgd_reduce_projected(
-        *state, own, total, keep=own_finite, finite=inputs.finite, ranks=ranks
+        *state, factor, total, keep=local_finite, finite=inputs.finite, ranks=ranks
     )
     return Reduced(reduced, finite, tensor_bytes)
 
 
 def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
-    of_rank_1 = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
-    whole = tf.constant([spec.elements for spec in specs], tf.int64)
-    return 4 * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
+    rank_1_elements = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
+    elements = tf.constant([spec.elements for spec in specs], tf.int64)
+    return 4 * tf.where(ranks > SENT_WHOLE, ranks * rank_1_elements, elements)
 
 
 def _effective(spec: GradientSpec, rank: int | None) -> int:

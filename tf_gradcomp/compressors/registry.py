@@ -138,16 +138,18 @@ def _known_settings(method: type[Any]) -> list[str]:
     for class_ in method.__mro__:
         if "__init__" in vars(class_):
             _, *arguments = inspect.signature(vars(class_)["__init__"]).parameters.values()
-            known += [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
-            if not any(one.kind is one.VAR_KEYWORD for one in arguments):
+            known += [
+                argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD
+            ]
+            if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
                 break
     return known
 
 
-def _expected(given: str, known: Sequence[str]) -> str:
+def _expected(name: str, known: Sequence[str]) -> str:
     """The word "expected", after a question about similar known names."""
     plain = {_letters(name): name for name in known}
-    letters = _letters(given)
+    letters = _letters(name)
     near = difflib.get_close_matches(letters, list(plain), cutoff=_ALIKE)
     near = [letters] if letters in near else near
     if not near:
@@ -159,9 +161,9 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
-def _settings(given: Sequence[ast.keyword]) -> dict[str, Any]:
+def _settings(keywords: Sequence[ast.keyword]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for setting in given:
+    for setting in keywords:
         if setting.arg in settings:
             raise SyntaxError(f"{setting.arg} is given twice")
         try:

@@ -33,7 +33,7 @@ from tf_gradcomp.compressors.settings import (
     as_float32,
     is_number,
     is_whole_number,
-    one_of,
+    member_of,
 )
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
@@ -135,7 +135,7 @@ class ScaleCom(Plannable):
         )
         self.overrides = self.rates.overrides
         self.beta = self.residual_scale = float(_BETA.checked("ScaleCom: beta", beta))
-        self.value_bits = one_of(*VALUE_BITS).checked("ScaleCom: value_bits", value_bits)
+        self.value_bits = member_of(*VALUE_BITS).checked("ScaleCom: value_bits", value_bits)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
@@ -165,9 +165,9 @@ class ScaleCom(Plannable):
             sent = ops.chunk_take(chunked, offsets, finite).numpy()
             return math.sqrt(max(0.0, total - sum_of_squares(sent)))
 
-        each_alone = ops.Chunked([], [], settings)
+        chunked = ops.Chunked([], [], settings)
         elements = [spec.elements] * len(settings)
-        sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=self.value_bits)
+        sizes = tensor_bytes(chunked, elements, leaders=replicas, value_bits=self.value_bits)
         return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
 
     def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:

@@ -11,7 +11,7 @@ import numpy as np
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 Value = TypeVar("Value")
-Given: TypeAlias = Value | Mapping[str, Value | None] | None
+Setting: TypeAlias = Value | Mapping[str, Value | None] | None
 
 
 class Valid(NamedTuple):
@@ -58,7 +58,7 @@ def whole_number(smallest: int, largest: int) -> Valid:
     return Valid(expected, lambda value: is_whole_number(value, smallest, largest))
 
 
-def one_of(*values: int | str) -> Valid:
+def member_of(*values: int | str) -> Valid:
     """Returns the given values."""
     expected = f"one of {', '.join(map(repr, values))}"
     return Valid(expected, lambda value: type(value) in (int, str) and value in values)
@@ -76,9 +76,9 @@ class PerVariable(Generic[Value]):
 
     Args:
         what: The method and argument, such as `"AdaComp: bin_sizes"`, for error messages.
-        given: One value for all variables, or by layer kind; kinds not named keep the default.
+        setting: One value for all variables, or by layer kind; kinds not named keep the default.
         defaults: The default values, by layer kind.
-        overrides: Value by regular expression over variable paths, with precedence over `given`;
+        overrides: Value by regular expression over variable paths, with precedence over `setting`;
             the first expression that is found anywhere in the path counts.
         valid: The valid values, besides None: the variable is sent whole.
     """
@@ -86,7 +86,7 @@ class PerVariable(Generic[Value]):
     def __init__(
         self,
         what: str,
-        given: Given[Value],
+        setting: Setting[Value],
         defaults: Mapping[str, Value | None],
         overrides: Mapping[str, Value | None] | None,
         valid: Valid,
@@ -94,14 +94,14 @@ class PerVariable(Generic[Value]):
         self._what = what
         self._valid = valid
         self.by_kind = {**defaults}
-        if isinstance(given, Mapping):
-            for kind, value in given.items():
+        if isinstance(setting, Mapping):
+            for kind, value in setting.items():
                 self._check_kind(kind)
                 self._check_value(value, f" of {kind!r}")
-            self.by_kind.update(given)
+            self.by_kind.update(setting)
         else:
-            self._check_value(given, "")
-            self.by_kind = dict.fromkeys(LAYER_KINDS, given)
+            self._check_value(setting, "")
+            self.by_kind = dict.fromkeys(LAYER_KINDS, setting)
         self.overrides = dict(overrides or {})
         for pattern, value in self.overrides.items():
             self._check_pattern(pattern)
@@ -119,10 +119,10 @@ class PerVariable(Generic[Value]):
         for value in values:
             self._check_value(value, " among the choices")
 
-    def _check_value(self, value: Any, of_what: str) -> None:
+    def _check_value(self, value: Any, suffix: str) -> None:
         if value is not None and not self._valid.holds(value):
             raise ValueError(
-                f"{self._what}{of_what} must be {self._valid.expected}, or None to send variables "
+                f"{self._what}{suffix} must be {self._valid.expected}, or None to send variables "
                 f"whole; received {value!r}."
             )
 

@@ -27,7 +27,7 @@ from tf_gradcomp.compressors.settings import (
     as_float32,
     is_number,
     is_whole_number,
-    one_of,
+    member_of,
 )
 from tf_gradcomp.compressors.top_k_coding import VALUE_BITS, Coding, ShortPayloads
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
@@ -131,7 +131,7 @@ class TopK(Plannable):
         self.momentum = float(_MOMENTUM.checked("TopK: momentum", momentum))
         _NORM.or_none().checked("TopK: clip_norm", clip_norm)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
-        self.value_bits = one_of(*VALUE_BITS).checked("TopK: value_bits", value_bits)
+        self.value_bits = member_of(*VALUE_BITS).checked("TopK: value_bits", value_bits)
         self.chunk = _CHUNK.or_none().checked("TopK: chunk", chunk)
         self._coding = Coding(self.chunk, self.value_bits)
         plain = self._coding.is_plain
@@ -166,9 +166,9 @@ class TopK(Plannable):
         def cost(entries: int) -> Cost:
             if entries == SENT_WHOLE:
                 return whole(spec)
-            left = max(0, spec.elements - entries)
-            sent_bytes = self._coding.tensor_bits(spec.elements, spec.elements - left) // 8
-            return float(sent_bytes), math.sqrt(sums[left - 1]) if left else 0.0
+            delayed = max(0, spec.elements - entries)
+            sent_bytes = self._coding.tensor_bits(spec.elements, spec.elements - delayed) // 8
+            return float(sent_bytes), math.sqrt(sums[delayed - 1]) if delayed else 0.0
 
         return [cost(entries) for entries in settings]
 

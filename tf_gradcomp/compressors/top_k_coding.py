@@ -41,7 +41,7 @@ class Coding:
         return self.chunk is None and self.value_bits == FLOAT_BITS
 
     @property
-    def place_bits(self) -> int:
+    def index_bits(self) -> int:
         """The bits of an index."""
         return _WORD_BITS if self.chunk is None else self.chunk.bit_length() - 1
 
@@ -56,21 +56,21 @@ class Coding:
 
     def tensor_bits(self, elements: Number, entries: Number) -> Number:
         """The bits of a tensor with a number of sent entries."""
-        of_counts = self.chunks(elements) * (self.chunk or 0).bit_length()
-        of_entries = entries * (self.place_bits + self.value_bits)
-        return of_counts + of_entries + FLOAT_BITS * self.scales
+        count_bits = self.chunks(elements) * (self.chunk or 0).bit_length()
+        entry_bits = entries * (self.index_bits + self.value_bits)
+        return count_bits + entry_bits + FLOAT_BITS * self.scales
 
 
 class _Entries(NamedTuple):
     """The entries of all tensors in order, and the words of tensors that are sent whole.
 
     Attributes:
-        places: int32 [..., entries], unsigned positions in the flattened tensor.
+        indices: int32 [..., entries], unsigned positions in the flattened tensor.
         values: float32 [..., entries].
         whole: int32 [..., words].
     """
 
-    places: tf.Tensor
+    indices: tf.Tensor
     values: tf.Tensor
     whole: tf.Tensor
 
@@ -102,23 +102,23 @@ class ShortPayloads:
             "fingerprint": fingerprint,
         }
         self._sizes = tf.constant(sizes, tf.int64)
-        self._each = tf.minimum(tensor_of(entries), self._sizes)
-        self._is_whole = tf.equal(self._each, 0)  # also of tensors without elements
-        self._of_whole = tf.where(self._is_whole, self._sizes, 0)
-        self._tensor_of, rank = _runs(self._each)
-        words = self._of_whole + 2 * self._each
+        self._tensor_entries = tf.minimum(tensor_of(entries), self._sizes)
+        self._is_whole = tf.equal(self._tensor_entries, 0)  # also of tensors without elements
+        self._whole_sizes = tf.where(self._is_whole, self._sizes, 0)
+        self._entry_tensor, rank = _runs(self._tensor_entries)
+        words = self._whole_sizes + 2 * self._tensor_entries
         starts = tf.cumsum(words, exclusive=True)
-        self._at_places = tf.cast(tf.gather(starts, self._tensor_of) + rank, tf.int32)
-        of_own = tf.cast(tf.gather(self._each, self._tensor_of), tf.int32)
-        self._at_values = self._at_places + of_own
-        tensor_of_whole, rank = _runs(self._of_whole)
+        self._at_indices = tf.cast(tf.gather(starts, self._entry_tensor) + rank, tf.int32)
+        tensor_entries = tf.cast(tf.gather(self._tensor_entries, self._entry_tensor), tf.int32)
+        self._at_values = self._at_indices + tensor_entries
+        tensor_of_whole, rank = _runs(self._whole_sizes)
         self._at_whole = tf.cast(tf.gather(starts, tensor_of_whole) + rank, tf.int32)
         coded = tf.cast(tf.logical_not(self._is_whole), tf.int32)
-        self._scale_of = tf.gather(tf.cumsum(coded, exclusive=True), self._tensor_of)
-        self._counts = tf.boolean_mask(self._each, tf.logical_not(self._is_whole))
+        self._entry_scale = tf.gather(tf.cumsum(coded, exclusive=True), self._entry_tensor)
+        self._counts = tf.boolean_mask(self._tensor_entries, tf.logical_not(self._is_whole))
         self._chunks = tf.where(self._is_whole, tf.zeros_like(words), coding.chunks(self._sizes))
         first = tf.cumsum(self._chunks, exclusive=True)
-        self._first_chunk = tf.gather(first, self._tensor_of)
+        self._first_chunk = tf.gather(first, self._entry_tensor)
 
     def encode(
         self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], step: tf.Tensor
@@ -126,15 +126,17 @@ class ShortPayloads:
         """Encodes like `ops.top_k_encode`; rounding errors stay in the residuals."""
         plain, _ = ops.top_k_encode(residuals, gradients, step, **self._layout)
         bodies, finite, _ = ops.payload_read(plain[tf.newaxis], step, **self._header)
-        own = self._split_body(bodies[0])
-        scales, codes, sent = self._coded(own.values)
-        counts, places = self._in_chunks(own.places)
-        body = tf.concat([scales, counts, places, codes, own.whole], 0)
+        entries = self._split_body(bodies[0])
+        scales, codes, sent = self._coded(entries.values)
+        counts, indices = self._in_chunks(entries.indices)
+        body = tf.concat([scales, counts, indices, codes, entries.whole], 0)
         payload = ops.payload_write(body, step, finite, **self._header)
         if self._coding.value_bits != FLOAT_BITS:
-            rests = _Entries(own.places, own.values - sent, tf.zeros_like(own.whole))
-            left = ops.payload_write(self._join_body(rests), step, finite, **self._header)
-            ops.top_k_put_back(residuals, left, **self._layout)
+            rests = _Entries(entries.indices, entries.values - sent, tf.zeros_like(entries.whole))
+            residual_payload = ops.payload_write(
+                self._join_body(rests), step, finite, **self._header
+            )
+            ops.top_k_put_back(residuals, residual_payload, **self._layout)
         return payload, self._tensor_bytes()
 
     def decode(
@@ -143,7 +145,7 @@ class ShortPayloads:
         """Decodes like `ops.top_k_decode`."""
         bodies, *_ = ops.payload_read(payloads, step, **self._header)
         plain = tf.map_fn(
-            tf.autograph.experimental.do_not_convert(lambda of_one: self._plain(*of_one)),
+            tf.autograph.experimental.do_not_convert(lambda row: self._plain(*row)),
             (bodies, each_finite(payloads)),
             fn_output_signature=tf.int32,
         )
@@ -159,32 +161,34 @@ class ShortPayloads:
         return self._plain(bodies[0], finite)
 
     def _plain(self, body: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
-        number, chunks = tf.size(self._tensor_of), tf.cast(tf.reduce_sum(self._chunks), tf.int32)
+        count, chunks = tf.size(self._entry_tensor), tf.cast(tf.reduce_sum(self._chunks), tf.int32)
         count_bits = (self._coding.chunk or 0).bit_length()
         sections = [
             self._coding.scales * tf.size(self._counts),
             words_of(chunks, count_bits),
-            words_of(number, self._coding.place_bits),
-            words_of(number, self._coding.value_bits),
+            words_of(count, self._coding.index_bits),
+            words_of(count, self._coding.value_bits),
             tf.size(self._at_whole),
         ]
-        scales, counts, places, codes, whole = tf.split(body, sections)
+        scales, counts, indices, codes, whole = tf.split(body, sections)
         if self._coding.chunk is not None:
             counts = tf.cast(_unpacked(counts, count_bits, chunks), tf.int64)
-            places = self._out_of_chunks(counts, _unpacked(places, self._coding.place_bits, number))
+            indices = self._out_of_chunks(
+                counts, _unpacked(indices, self._coding.index_bits, count)
+            )
         values = self._decoded(scales, codes)
-        plain = self._join_body(_Entries(places, values, whole))
+        plain = self._join_body(_Entries(indices, values, whole))
         return ops.payload_write(plain, self._step, finite, **self._header)
 
     def _split_body(self, body: tf.Tensor) -> _Entries:
-        of_each = (tf.gather(body, at) for at in (self._at_places, self._at_values))
-        places, values = of_each
-        return _Entries(places, tf.bitcast(values, tf.float32), tf.gather(body, self._at_whole))
+        words = (tf.gather(body, at) for at in (self._at_indices, self._at_values))
+        indices, values = words
+        return _Entries(indices, tf.bitcast(values, tf.float32), tf.gather(body, self._at_whole))
 
     def _join_body(self, entries: _Entries) -> tf.Tensor:
-        at = [self._at_places, self._at_values, self._at_whole]
+        at = [self._at_indices, self._at_values, self._at_whole]
         return tf.dynamic_stitch(
-            at, [entries.places, tf.bitcast(entries.values, tf.int32), entries.whole]
+            at, [entries.indices, tf.bitcast(entries.values, tf.int32), entries.whole]
         )
 
     def _coded(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -192,39 +196,41 @@ class ShortPayloads:
         bits = self._coding.value_bits
         if bits == FLOAT_BITS:
             return tf.zeros([0], tf.int32), tf.bitcast(values, tf.int32), values
-        scales, codes = encode_values(values, self._scale_of, self._counts, bits)
-        sent = decode_values(scales[tf.newaxis], codes[tf.newaxis], self._scale_of, bits)[0]
+        scales, codes = encode_values(values, self._entry_scale, self._counts, bits)
+        sent = decode_values(scales[tf.newaxis], codes[tf.newaxis], self._entry_scale, bits)[0]
         return tf.bitcast(scales, tf.int32), _packed(codes, bits), sent
 
     def _decoded(self, scales: tf.Tensor, codes: tf.Tensor) -> tf.Tensor:
         bits = self._coding.value_bits
         if bits == FLOAT_BITS:
             return tf.bitcast(codes, tf.float32)
-        codes = _unpacked(codes, bits, tf.size(self._tensor_of))
+        codes = _unpacked(codes, bits, tf.size(self._entry_tensor))
         scales = tf.bitcast(scales, tf.float32)
-        return decode_values(scales[tf.newaxis], codes[tf.newaxis], self._scale_of, bits)[0]
+        return decode_values(scales[tf.newaxis], codes[tf.newaxis], self._entry_scale, bits)[0]
 
-    def _in_chunks(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _in_chunks(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the words with the number of entries in each chunk, and with places in chunks."""
         chunk = self._coding.chunk
         if chunk is None:
-            return tf.zeros([0], tf.int32), places
-        unsigned = tf.cast(tf.bitcast(places, tf.uint32), tf.int64)
+            return tf.zeros([0], tf.int32), indices
+        unsigned = tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
         chunk_of = self._first_chunk + unsigned // chunk
-        number = tf.reduce_sum(self._chunks)
-        counts = tf.math.unsorted_segment_sum(tf.ones_like(places), chunk_of, number)
-        own = tf.cast(unsigned % chunk, tf.int32)
-        return _packed(counts, chunk.bit_length()), _packed(own, self._coding.place_bits)
+        count = tf.reduce_sum(self._chunks)
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(indices), chunk_of, count)
+        offsets = tf.cast(unsigned % chunk, tf.int32)
+        return _packed(counts, chunk.bit_length()), _packed(offsets, self._coding.index_bits)
 
-    def _out_of_chunks(self, counts: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+    def _out_of_chunks(self, counts: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """Returns positions in the tensors; arbitrary numbers if the counts are malformed."""
-        rank = tf.range(tf.size(own, tf.int64), dtype=tf.int64)
+        rank = tf.range(tf.size(offsets, tf.int64), dtype=tf.int64)
         chunk_of = tf.searchsorted(tf.cumsum(counts), rank, "right", tf.int64)
-        places = (chunk_of - self._first_chunk) * (self._coding.chunk or 0) + tf.cast(own, tf.int64)
-        return tf.bitcast(tf.cast(places, tf.uint32), tf.int32)
+        indices = (chunk_of - self._first_chunk) * (self._coding.chunk or 0) + tf.cast(
+            offsets, tf.int64
+        )
+        return tf.bitcast(tf.cast(indices, tf.uint32), tf.int32)
 
     def _tensor_bytes(self) -> tf.Tensor:
-        bits = self._coding.tensor_bits(self._sizes, self._each)
+        bits = self._coding.tensor_bits(self._sizes, self._tensor_entries)
         return tf.where(self._is_whole, 4 * self._sizes, bits // 8)
 
 
@@ -235,25 +241,25 @@ def _runs(lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return run, tf.range(tf.size(run, tf.int64), dtype=tf.int64) - first
 
 
-def words_of(number: tf.Tensor, bits: int) -> tf.Tensor:
+def words_of(codes: tf.Tensor, bits: int) -> tf.Tensor:
     """Returns the number of words for a number of codes, without an overflow of int32 bits."""
-    whole, rest = number // _WORD_BITS, number % _WORD_BITS
-    return whole * bits - (-rest * bits // _WORD_BITS)
+    groups, left_over = codes // _WORD_BITS, codes % _WORD_BITS
+    return groups * bits - (-left_over * bits // _WORD_BITS)
 
 
 def _overlaps(bits: int) -> list[tuple[int, int, int]]:
     """Returns the words of 32 codes, as triples: code, word, and left shift in the word."""
-    of_all = ((code, code * bits // _WORD_BITS, code * bits % _WORD_BITS) for code in range(32))
+    shifts = ((code, code * bits // _WORD_BITS, code * bits % _WORD_BITS) for code in range(32))
     return [
-        (code, word + more, shift - _WORD_BITS * more)
-        for code, word, shift in of_all
-        for more in range(1 + (shift + bits > _WORD_BITS))
+        (code, word + next_word, shift - _WORD_BITS * next_word)
+        for code, word, shift in shifts
+        for next_word in range(1 + (shift + bits > _WORD_BITS))
     ]
 
 
-def _shifted(words: tf.Tensor, left: int) -> tf.Tensor:
-    by: Callable[..., tf.Tensor] = tf.bitwise.left_shift if left > 0 else tf.bitwise.right_shift
-    return by(words, tf.constant(abs(left), words.dtype)) if left else words
+def _shifted(words: tf.Tensor, shift: int) -> tf.Tensor:
+    by: Callable[..., tf.Tensor] = tf.bitwise.left_shift if shift > 0 else tf.bitwise.right_shift
+    return by(words, tf.constant(abs(shift), words.dtype)) if shift else words
 
 
 @tf.function(autograph=False, reduce_retracing=True)  # a shorter graph
@@ -269,8 +275,8 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 @tf.function(autograph=False, reduce_retracing=True)
-def _unpacked(words: tf.Tensor, bits: int, number: tf.Tensor) -> tf.Tensor:
-    """The first `number` codes in words; int32 [number]."""
+def _unpacked(words: tf.Tensor, bits: int, count: tf.Tensor) -> tf.Tensor:
+    """The first `count` codes in words; int32 [number]."""
     padded = tf.pad(tf.bitcast(words, tf.uint32), [[0, -tf.size(words) % bits]])
     columns = tf.unstack(tf.reshape(padded, [-1, bits]), axis=1)
     codes = [tf.zeros_like(columns[0]) for _ in range(32)]
@@ -278,4 +284,4 @@ def _unpacked(words: tf.Tensor, bits: int, number: tf.Tensor) -> tf.Tensor:
         codes[code] = tf.bitwise.bitwise_or(codes[code], _shifted(columns[word], -shift))
     mask = tf.constant(2**bits - 1, tf.uint32)
     masked = tf.bitwise.bitwise_and(tf.reshape(tf.stack(codes, 1), [-1]), mask)
-    return tf.cast(masked, tf.int32)[:number]
+    return tf.cast(masked, tf.int32)[:count]

@@ -32,7 +32,7 @@ def sum_in_few_bits(
     chunked: ops.Chunked,
     inputs: StepInputs,
     offsets: tf.Tensor,
-    own_finite: tf.Tensor,
+    local_finite: tf.Tensor,
     leader: tf.Tensor,
     bits: int,
     filter: float,
@@ -45,31 +45,31 @@ def sum_in_few_bits(
     split = ops.chunk_split(chunked)
     words = offsets
     if bits == SUMMED_BITS:
-        own = tf.gather(ops.chunk_take(chunked, offsets, own_finite), split.coded)
-        scales = _largest(own, split.scale_of, split.counts)
+        values_to_code = tf.gather(ops.chunk_take(chunked, offsets, local_finite), split.coded)
+        scales = _largest(values_to_code, split.scale_indices, split.counts)
         words = tf.concat([offsets, tf.bitcast(scales, tf.int32)], 0)
     words = yield from request_unless_empty(words, lambda payload: Broadcast(payload, leader))
     offsets, scales = tf.split(words, [tf.size(offsets), tf.size(words) - tf.size(offsets)])
-    taken = ops.chunk_take(chunked, offsets, own_finite)
-    whole = yield from request_unless_empty(tf.gather(taken, split.whole), AllReduce)
+    taken = ops.chunk_take(chunked, offsets, local_finite)
+    whole_sums = yield from request_unless_empty(tf.gather(taken, split.whole), AllReduce)
     # A non-finite value has no share of a scale: zeros are sent, with a flag.
-    values = tf.where(own_finite, tf.gather(taken, split.coded), 0.0)
+    values = tf.where(local_finite, tf.gather(taken, split.coded), 0.0)
     if bits == SUMMED_BITS:
-        of_each = tf.gather(tf.bitcast(scales, tf.float32), split.scale_of)
-        coded = yield from sum_shares(values, of_each, own_finite, inputs.size)
+        entry_scales = tf.gather(tf.bitcast(scales, tf.float32), split.scale_indices)
+        coded = yield from sum_shares(values, entry_scales, local_finite, inputs.size)
     else:
         header = {
             "method": SCALECOM,
             "settings": chunked.chunk_sizes,
             "fingerprint": fingerprint,
         }
-        coded = yield from gather_codes(values, split, inputs, own_finite, bits, header)
-    totals, fits = zero_if_too_large(_joined(split, whole, coded.total), coded.finite)
+        coded = yield from gather_codes(values, split, inputs, local_finite, bits, header)
+    totals, fits = zero_if_too_large(_joined(split, whole_sums, coded.total), coded.finite)
     totals = tf.concat([totals, [0.0]], 0)
-    rests = _joined(split, tf.zeros_like(whole), values - coded.sent)
+    rests = _joined(split, tf.zeros_like(whole_sums), values - coded.sent)
     finite = tf.logical_and(coded.finite, inputs.finite)
     reduced, finite = ops.chunk_apply(
-        chunked, offsets, totals, own_finite, finite, rests=rests, filter=filter
+        chunked, offsets, totals, local_finite, finite, rests=rests, filter=filter
     )
     return reduced, tf.logical_and(finite, fits)
 
@@ -89,7 +89,7 @@ class Summed(NamedTuple):
 
 
 def sum_shares(
-    values: tf.Tensor, scales: tf.Tensor, own_finite: tf.Tensor, size: int
+    values: tf.Tensor, scales: tf.Tensor, local_finite: tf.Tensor, size: int
 ) -> Generator[AllReduce, tf.Tensor, Summed]:
     """Sums shares of common scales, one scale for each value, in float16.
 
@@ -104,9 +104,9 @@ def sum_shares(
         )
     steps = 2 ** ((_LARGEST_EXACT // size).bit_length() - 1)
     shares = _levels(values, scales, steps) / steps
-    flag = tf.where(own_finite, [0.0], [float("nan")])
-    given = tf.cast(tf.concat([shares, flag], 0), tf.float16)
-    answer = tf.cast((yield AllReduce(given)), tf.float32)
+    flag = tf.where(local_finite, [0.0], [float("nan")])
+    message = tf.cast(tf.concat([shares, flag], 0), tf.float16)
+    answer = tf.cast((yield AllReduce(message)), tf.float32)
     total, flags = tf.split(answer, [tf.size(shares), 1])
     return Summed(scales * shares, scales * total, tf.reduce_all(tf.math.is_finite(flags)))
 
@@ -115,22 +115,24 @@ def gather_codes(
     values: tf.Tensor,
     split: ops.ChunkSplit,
     inputs: StepInputs,
-    own_finite: tf.Tensor,
+    local_finite: tf.Tensor,
     bits: int,
     header: dict[str, Any],
 ) -> Generator[AllGather, tf.Tensor, Summed]:
     """Gathers codes of a few bits, which follow this replica's scales."""
-    scales, codes = encode_values(values, split.scale_of, split.counts, bits)
+    scales, codes = encode_values(values, split.scale_indices, split.counts, bits)
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
-    payload = ops.payload_write(body, inputs.step, own_finite, **header)
+    payload = ops.payload_write(body, inputs.step, local_finite, **header)
     payloads = yield AllGather(payload, same_length=True)
     bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
-    of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
+    scale_words, words = tf.split(
+        bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1
+    )
     codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
-    scales_of_all = tf.bitcast(of_all, tf.float32)
-    received = decode_values(scales_of_all, codes_of_all, split.scale_of, bits)
+    scales_of_all = tf.bitcast(scale_words, tf.float32)
+    received = decode_values(scales_of_all, codes_of_all, split.scale_indices, bits)
     return Summed(
-        decode_values(scales[tf.newaxis], codes[tf.newaxis], split.scale_of, bits)[0],
+        decode_values(scales[tf.newaxis], codes[tf.newaxis], split.scale_indices, bits)[0],
         # Adds in the order of the replicas, which a reduction does not guarantee.
         tf.gather(tf.cumsum(received, 0), inputs.size - 1),
         finite,
@@ -138,43 +140,45 @@ def gather_codes(
 
 
 def encode_values(
-    values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor, bits: int
+    values: tf.Tensor, scale_indices: tf.Tensor, counts: tf.Tensor, bits: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the scales of values, float32, and a code for each value, int32.
 
     Args:
         values: float32 [n].
-        scale_of: int32 [n], the number of each value's tensor.
+        scale_indices: int32 [n], the number of each value's tensor.
         counts: int64 [tensors], the number of values of each tensor.
         bits: 16, 8, 4, 2 or 1. With 2, each tensor has two scales; otherwise, it has one scale.
     """
     signs = tf.cast(values < 0, tf.int32)
     if bits == 1:
-        return _mean(values, scale_of, counts), signs
+        return _mean(values, scale_indices, counts), signs
     if bits == 2:
-        above = tf.abs(values) > tf.gather(_mean(values, scale_of, counts), scale_of)
-        which = 2 * scale_of + tf.cast(above, tf.int32)
-        of_each = tf.math.unsorted_segment_sum(tf.ones_like(which), which, 2 * tf.size(counts))
-        return _mean(values, which, of_each), signs + 2 * tf.cast(above, tf.int32)
-    scales = _largest(values, scale_of, counts)
+        above = tf.abs(values) > tf.gather(_mean(values, scale_indices, counts), scale_indices)
+        which = 2 * scale_indices + tf.cast(above, tf.int32)
+        group_sizes = tf.math.unsorted_segment_sum(tf.ones_like(which), which, 2 * tf.size(counts))
+        return _mean(values, which, group_sizes), signs + 2 * tf.cast(above, tf.int32)
+    scales = _largest(values, scale_indices, counts)
     steps = 2 ** (bits - 1) - 1
-    levels = _levels(values, tf.gather(scales, scale_of), steps)
+    levels = _levels(values, tf.gather(scales, scale_indices), steps)
     return scales, tf.cast(levels, tf.int32) + (steps + 1)
 
 
-def decode_values(scales: tf.Tensor, codes: tf.Tensor, scale_of: tf.Tensor, bits: int) -> tf.Tensor:
+def decode_values(
+    scales: tf.Tensor, codes: tf.Tensor, scale_indices: tf.Tensor, bits: int
+) -> tf.Tensor:
     """Returns the values of codes; float32 [replicas, n].
 
     Args:
         scales: float32 [replicas, scales].
         codes: int32 [replicas, n].
-        scale_of: As for `encode_values`.
+        scale_indices: As for `encode_values`.
         bits: As for `encode_values`.
     """
     if bits != 2:
-        return tf.gather(scales, scale_of, axis=1) * tf.gather(_shares(bits), codes)
-    of_each = tf.gather(scales, 2 * scale_of + codes // 2, axis=1, batch_dims=1)
-    return of_each * tf.gather(_shares(1), codes % 2)
+        return tf.gather(scales, scale_indices, axis=1) * tf.gather(_shares(bits), codes)
+    code_scales = tf.gather(scales, 2 * scale_indices + codes // 2, axis=1, batch_dims=1)
+    return code_scales * tf.gather(_shares(1), codes % 2)
 
 
 def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
@@ -194,16 +198,16 @@ def _shares(bits: int) -> np.ndarray:
     return np.arange(-steps - 1, steps + 1, dtype=np.float32) / np.float32(steps)
 
 
-def _largest(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+def _largest(values: tf.Tensor, scale_indices: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """The largest magnitude of the values of each scale."""
-    largest = tf.math.unsorted_segment_max(tf.abs(values), scale_of, tf.size(counts))
+    largest = tf.math.unsorted_segment_max(tf.abs(values), scale_indices, tf.size(counts))
     return tf.ensure_shape(largest, counts.shape)
 
 
-def _mean(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+def _mean(values: tf.Tensor, scale_indices: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """The mean magnitude of the values of each scale, summed in float64; 0 without values."""
     magnitudes = tf.cast(tf.abs(values), tf.float64)
-    sums = tf.math.unsorted_segment_sum(magnitudes, scale_of, tf.size(counts))
+    sums = tf.math.unsorted_segment_sum(magnitudes, scale_indices, tf.size(counts))
     means = tf.cast(tf.math.divide_no_nan(sums, tf.cast(counts, tf.float64)), tf.float32)
     return tf.ensure_shape(means, counts.shape)
 
@@ -228,6 +232,6 @@ def _shifts(bits: int) -> tf.Tensor:
     return tf.range(0, _WORD_BITS, bits)
 
 
-def _joined(split: ops.ChunkSplit, whole: tf.Tensor, coded: tf.Tensor) -> tf.Tensor:
+def _joined(split: ops.ChunkSplit, whole_sums: tf.Tensor, coded: tf.Tensor) -> tf.Tensor:
     """The values of all chunks, in their order."""
-    return tf.dynamic_stitch([split.whole, split.coded], [whole, coded])
+    return tf.dynamic_stitch([split.whole, split.coded], [whole_sums, coded])

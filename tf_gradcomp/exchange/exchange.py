@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.exchange.gradients import (
     Gradients,
-    VariableNumbers,
+    VariableIndices,
     all_finite,
     check_shapes,
     gradient_specs,
@@ -28,14 +28,14 @@ from tf_gradcomp.exchange.restored import (
     warn_of_lost_residuals,
 )
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.setup import Method, Setup, facts_to_agree, tell_users
+from tf_gradcomp.exchange.setup import Method, Setup, facts_to_agree, log_notices
 from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 from tf_gradcomp.private import tensorflow as tf_private
@@ -54,7 +54,7 @@ class GradientExchange(tf.Module):
         specs: The spec of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: The state that candidates keep for the whole job, by name.
-        numbers: The places of the variables among those that the exchange was built for.
+        indices: The places of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
         hooks: The hooks of the method between two steps, such as L-GreCo's plans.
@@ -122,22 +122,24 @@ class GradientExchange(tf.Module):
             self.facts, self.step = new.facts, new.step
             self.saving = Saving(group)
             self.saving.register([], [self.step])
-            for name, of_all in new.state.items():
-                alike = name in (SECOND_MOMENT, LARGEST)
-                self.saving.register(of_all, [], self.facts.all_zero, alike=alike)
+            for name, variables_of_state in new.state.items():
+                replicated = name in (SECOND_MOMENT, LARGEST)
+                self.saving.register(
+                    variables_of_state, [], self.facts.all_zero, replicated=replicated
+                )
             self.saving.register(new.job_state.values(), [])
             # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
         self.hooks.start(setup, self.saving)
-        self.numbers = VariableNumbers(variables, specs, exchanged=group.size > 1)
+        self.indices = VariableIndices(variables, specs, exchanged=group.size > 1)
         # The indices of variables whose gradients came as slices, and of the other variables.
         self._sparse: set[int] = set()
         self._dense: set[int] = set()
         self._agreement = GradientAgreement(group.processes.agree)
         self.specs = specs
         self.setup, self.built = setup, True
-        tell_users(setup, self.hooks.notices())
+        log_notices(setup, self.hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
@@ -156,7 +158,7 @@ class GradientExchange(tf.Module):
 
     def replica(self, local_replica: int = 0) -> Replica:
         """Returns one of the replicas of this process, with its state of all gradients."""
-        return Replica.of_all(self.setup, local_replica)
+        return Replica.with_all_gradients(self.setup, local_replica)
 
     @property
     def residuals(self) -> list[tf.Variable]:
@@ -169,7 +171,7 @@ class GradientExchange(tf.Module):
         variables: Sequence[Any],
         inner: InnerOptimizer | None = None,
     ) -> StepResult:
-        """Takes the calling replica through a step; each replica calls it for the same variables.
+        """Reduces the calling replica's gradients; all replicas call it with the same variables.
 
         Args:
             gradients: One for each of `variables`, in their shapes and dtypes.
@@ -195,12 +197,12 @@ class GradientExchange(tf.Module):
         if not variables:
             return StepResult([], tf.constant(True), [])
         communicator = setup.group.communicator(setup.label)
-        numbers = self._agreed_numbers(gradients, variables)
+        indices = self._agreed_indices(gradients, variables)
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         updates = state.updates if state else None
-        with tf.control_dependencies([self._converted([communicator], numbers, gradients, state)]):
-            return self.take_step(setup, [communicator], numbers, [gradients], updates)
+        with tf.control_dependencies([self._converted([communicator], indices, gradients, state)]):
+            return self.take_step(setup, [communicator], indices, [gradients], updates)
 
     def reduce_in_lockstep(
         self,
@@ -209,36 +211,39 @@ class GradientExchange(tf.Module):
         inner: InnerState | None = None,
         observe: Observe | None = None,
     ) -> StepResult:
-        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`."""
+        """Reduces the gradients of all replicas of a `LockstepGroup`; see `reduce`."""
         communicators = self.group.communicators()
-        numbers = self._agreed_numbers(gradients[0], variables)
+        indices = self._agreed_indices(gradients[0], variables)
         updates = inner.updates if inner else None
-        converted = self._converted(communicators, numbers, gradients[0], inner)
+        converted = self._converted(communicators, indices, gradients[0], inner)
         with tf.control_dependencies([converted]):
-            return take_step(self.setup, communicators, numbers, gradients, updates, observe)
+            return take_step(self.setup, communicators, indices, gradients, updates, observe)
 
-    def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
+    def _agreed_indices(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
         """Returns the places of variables once all workers have gradients for the same ones."""
-        numbers = self.numbers.check(variables)
-        specs = [self.specs[number] for number in numbers]
+        indices = self.indices.check(variables)
+        specs = [self.specs[index] for index in indices]
         check_shapes(gradients, specs)
         paths = [spec.path for spec in specs]
         self._agreement.check(paths, gradients, self.hooks.progress)
-        return numbers
+        return indices
 
     def _converted(
         self,
         communicators: Sequence[Communicator],
-        numbers: Sequence[int],
+        indices: Sequence[int],
         gradients: Gradients,
         inner: InnerState | None,
     ) -> tf.Tensor:
         """Converts state of a job with other settings; the step must wait for the result."""
-        dense = self._dense_gradients(numbers, gradients)
-        replicas = [Replica(self.setup, numbers, one.local_replica) for one in communicators]
+        dense = self._dense_gradients(indices, gradients)
+        replicas = [
+            Replica(self.setup, indices, communicator.local_replica)
+            for communicator in communicators
+        ]
         # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
-        alone = self.group.all_replicas.local_size == 1
-        by_python = alone and not tf.config.list_logical_devices("GPU")
+        is_single = self.group.all_replicas.local_size == 1
+        by_python = is_single and not tf.config.list_logical_devices("GPU")
         converted = convert_restored(replicas, inner, dense, by_python=by_python)
         local_replica = communicators[0].local_replica
         with tf.control_dependencies([converted]):
@@ -271,11 +276,11 @@ class GradientExchange(tf.Module):
         delayed the gradient.
         """
         delayed = self.replica().local(self.setup.variables.delayed).read_value()
-        of_each = tf.unstack(delayed)
-        numbers = enumerate(self.numbers.of(variables))
+        delayed_flags = tf.unstack(delayed)
+        indices = enumerate(self.indices.of(variables))
         if not self.setup.preconditioner:
             return {}
-        return {i: of_each[number] for i, number in numbers if number in self._dense}
+        return {i: delayed_flags[index] for i, index in indices if index in self._dense}
 
     def flush(
         self,
@@ -297,13 +302,13 @@ class GradientExchange(tf.Module):
         if not variables:
             return []
         # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
-        tell_user("The job has one replica, so gradients are not exchanged.")
+        log_info("The job has one replica, so gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.warned_of_lost_residuals)
-        replica = Replica(self.setup, self.numbers.of(variables))
+        replica = Replica(self.setup, self.indices.of(variables))
         return take_residuals(replica, gradients, scale, inner)
 
     def plan_settings(self) -> Any:
-        """Lets the method plan its settings again, if it can; called between two steps.
+        """Replans the method's settings, if it has a plan. Call it between two steps.
 
         The process with the first replica makes a plan, and all replicas install it at once. All
         workers must call it between the same two steps; otherwise it raises `WorkersDisagreeError`.
@@ -325,7 +330,7 @@ def residual_norm(exchange: GradientExchange) -> float:
 
 
 def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
-    """Refuses a warm-up that replicas could not end."""
+    """Raises if the replicas could not end the warm-up together."""
     if any(map(has_stages, compressors)) and group.size > 1 and not group.is_collective:
         raise ValueError(
             "A warm-up, or a method that alternates with another, needs collectives in a branch, "
@@ -335,7 +340,7 @@ def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
 
 
 def check_not_in_xla() -> None:
-    """Refuses to exchange gradients in code that XLA compiles."""
+    """Raises in code that XLA compiles."""
     if tf_private.in_xla():
         raise ValueError(
             "Compressed gradients cannot be exchanged in code that XLA compiles; use "

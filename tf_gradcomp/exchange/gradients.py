@@ -37,18 +37,20 @@ def values_or_fill(
     """Returns gradients or, if not `finite`, `value` everywhere in the forms of the gradients."""
     if not gradients:
         return []
-    given = [_values(gradient) for gradient in gradients]
+    all_values = [_values(gradient) for gradient in gradients]
 
     def fill() -> list[tf.Tensor]:
-        return [tf.fill(tf.shape(one), tf.constant(value, one.dtype)) for one in given]
+        return [
+            tf.fill(tf.shape(values), tf.constant(value, values.dtype)) for values in all_values
+        ]
 
     # One branch for all gradients: a branch takes long to trace.
-    values = tf.cond(finite, lambda: given, fill)
+    values = tf.cond(finite, lambda: all_values, fill)
     return list(map(_with_values, gradients, values))
 
 
 def check_dtypes(specs: Sequence[GradientSpec]) -> None:
-    """Refuses gradients of dtypes that are not compressed."""
+    """Raises for gradient dtypes that cannot be compressed."""
     for spec in specs:
         if spec.dtype not in _DTYPES:
             raise ValueError(
@@ -87,10 +89,10 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | t
     return _with_values(gradient, tf.cast(unscaled, values.dtype))
 
 
-def times(gradient: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf.IndexedSlices:
+def times(gradient: tf.Tensor | tf.IndexedSlices, factor: int) -> tf.Tensor | tf.IndexedSlices:
     """A gradient multiplied by a whole number."""
     values = _values(gradient)
-    return _with_values(gradient, values * tf.cast(number, values.dtype))
+    return _with_values(gradient, values * tf.cast(factor, values.dtype))
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
@@ -150,9 +152,11 @@ def plus_residual(
     if not isinstance(gradient, tf.IndexedSlices):
         if gradient.dtype != tf.float16:
             return gradient + tf.cast(residual, gradient.dtype), tf.zeros_like(residual)
-        own = tf.cast(gradient, tf.float32)
-        fitting = tf.clip_by_value(residual, tf.float16.min - own, tf.float16.max - own)
-        return tf.cast(own + fitting, tf.float16), residual - fitting
+        gradient32 = tf.cast(gradient, tf.float32)
+        fitting = tf.clip_by_value(
+            residual, tf.float16.min - gradient32, tf.float16.max - gradient32
+        )
+        return tf.cast(gradient32 + fitting, tf.float16), residual - fitting
     fitting, dtype = residual, gradient.values.dtype
     if dtype == tf.float16:  # the optimizer adds up the rows of all replicas
         most = float(tf.float16.max) / (2 * replicas)
@@ -178,7 +182,7 @@ def path_of(variable: Any) -> str:
 
 
 def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
-    """Refuses variables that were created outside a strategy, so that each worker has its own."""
+    """Raises for variables created outside the strategy, which each worker holds separately."""
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise ValueError(
@@ -192,15 +196,15 @@ def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequen
 def _unique_paths(variables: Sequence[Any]) -> list[str]:
     paths: list[str] = []
     for variable in variables:
-        path, number = path_of(variable), 1
+        path, suffix = path_of(variable), 1
         while path in paths:
-            path, number = f"{path_of(variable)}_{number}", number + 1
+            path, suffix = f"{path_of(variable)}_{suffix}", suffix + 1
         paths.append(path)
     return paths
 
 
 def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
-    """Refuses variables whose gradients are new values, if there are several replicas."""
+    """Raises for variables that are overwritten by their gradients, with several replicas."""
     overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if overwritten and replicas > 1:
         raise ValueError(
@@ -211,7 +215,7 @@ def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
 
 
 def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
-    """Refuses an inner or outer optimizer that was not created under the strategy in scope."""
+    """Raises unless the optimizer was created under the strategy in scope."""
     extended = tf.distribute.get_strategy().extended
     if not extended.variable_created_in_scope(native(step_counter)):
         raise ValueError(
@@ -220,7 +224,7 @@ def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
         )
 
 
-def check_given(variables: Sequence[Any] | None) -> Sequence[Any]:
+def check_variables_passed(variables: Sequence[Any] | None) -> Sequence[Any]:
     """Returns the variables; the caller must pass them if the optimizer is not built."""
     if variables is None:
         raise ValueError(
@@ -230,8 +234,8 @@ def check_given(variables: Sequence[Any] | None) -> Sequence[Any]:
     return variables
 
 
-def check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Refuses gradients that differ in number from their variables."""
+def check_same_length(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Raises unless there is one gradient per variable."""
     if len(grads) != len(variables):
         raise ValueError(
             f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
@@ -257,13 +261,13 @@ def add_residuals(
             plus_residual(gradient, residual / scale, replicas)
             for gradient, residual in zip(gradients, residuals, strict=True)
         ]
-        return [total for total, _ in pairs], [left * scale for _, left in pairs]
+        return [total for total, _ in pairs], [remaining * scale for _, remaining in pairs]
 
     return tf.cond(wanted, added, lambda: (list(gradients), list(residuals)))
 
 
-class VariableNumbers:
-    """Knows the place of each variable among all variables of an exchange.
+class VariableIndices:
+    """Maps the variables of an exchange to their indices.
 
     Variables are identified by object, and not kept alive: a strategy's exchange ends with its
     variables. `tf.Module` does not track plain objects such as this one, so no checkpoint has them
@@ -279,17 +283,17 @@ class VariableNumbers:
         self, variables: Sequence[Any], specs: Sequence[GradientSpec], *, exchanged: bool
     ) -> None:
         self._variables = [weakref.ref(native(variable)) for variable in variables]
-        self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
+        self._indices = {id(native(variable)): i for i, variable in enumerate(variables)}
         self._specs = specs
         self._exchanged = exchanged
 
     def get(self, variable: Any) -> int | None:
         """Returns the place of a TensorFlow or Keras variable; None if the exchange lacks it."""
-        number = self._numbers.get(id(native(variable)))
+        index = self._indices.get(id(native(variable)))
         # A new variable may have the id of a deleted one.
-        if number is None or self._variables[number]() is not native(variable):
+        if index is None or self._variables[index]() is not native(variable):
             return None
-        return number
+        return index
 
     def include(self, variables: Sequence[Any]) -> bool:
         """Returns whether the exchange was built for all of `variables`."""
@@ -297,7 +301,7 @@ class VariableNumbers:
 
     def of(self, variables: Sequence[Any]) -> list[int]:
         """Returns the places of variables; raises ValueError for one that the exchange lacks."""
-        return [self._of(variable) for variable in variables]
+        return [self._index(variable) for variable in variables]
 
     def check(self, variables: Sequence[Any]) -> list[int]:
         """Returns the places of variables that have gradients.
@@ -306,14 +310,14 @@ class VariableNumbers:
             ValueError: If the exchange lacks a variable, or does not exchange gradients of its
                 dtype.
         """
-        numbers = self.of(variables)
+        indices = self.of(variables)
         if self._exchanged:
-            check_dtypes([self._specs[number] for number in numbers])
-        return numbers
+            check_dtypes([self._specs[index] for index in indices])
+        return indices
 
-    def _of(self, variable: Any) -> int:
-        number = self.get(variable)
-        if number is None:
+    def _index(self, variable: Any) -> int:
+        index = self.get(variable)
+        if index is None:
             known = ", ".join(spec.path for spec in self._specs) or "none"
             raise ValueError(
                 f"Variable {path_of(variable)!r} is not among the variables whose gradients are "
@@ -321,4 +325,4 @@ class VariableNumbers:
                 "with a new CompressedOptimizer; otherwise build the optimizer with all variables "
                 "that it will receive."
             )
-        return number
+        return index

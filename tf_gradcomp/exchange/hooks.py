@@ -32,7 +32,7 @@ class JobHooks:
         self._saving: Saving
 
     def start(self, setup: Setup, saving: Saving) -> None:
-        """Takes over the hooks of the method that the exchange was built with."""
+        """Sets the hooks of the exchange's method."""
         self._hooks = _hooks_of(setup) if setup.group.size > 1 else []
         self._setup, self._saving = setup, saving
 
@@ -50,7 +50,7 @@ class JobHooks:
 
     def progress(self) -> dict[str, Any]:
         """Returns facts that must be equal on all workers when they begin to exchange or plan."""
-        first = Replica.of_all(self._setup)
+        first = Replica.with_all_gradients(self._setup)
         facts: dict[str, Any] = {"exchanges so far": first.exchanges}
         if self._proposing:
             facts[f"{self._proposing.action} by"] = self.planner
@@ -67,15 +67,15 @@ class JobHooks:
         group.processes.agree({"next action": hook.action, **self.progress()}, LATER_LIST_SECONDS)
         proposed = hook.no_change()
         if group.processes.is_first:
-            first = Replica.of_all(self._setup)
+            first = Replica.with_all_gradients(self._setup)
             state = [total.numpy() for total in first.state()[hook.state_name]]
             job_state = first.job_state()
             # Other workers wait for the proposal, so no worker can take part in creating a
             # variable.
             proposed = outside_scope(lambda: hook.propose(state, job_state))
-        proposed = group.processes.from_first(proposed)
-        for number in range(group.local_size):
-            replica = Replica.of_all(self._setup, number)
+        proposed = group.processes.broadcast_values(proposed)
+        for replica_index in range(group.local_size):
+            replica = Replica.with_all_gradients(self._setup, replica_index)
             hook.install(proposed, replica.job_state(), replica.state()[hook.state_name])
         self._saving.collect_again()
         return self.plan_in_force()
@@ -83,7 +83,7 @@ class JobHooks:
     def plan_in_force(self) -> Any:
         """Returns the plan for the next step; None if nothing is planned."""
         hook = self._proposing
-        return hook.in_force(Replica.of_all(self._setup).job_state()) if hook else None
+        return hook.in_force(Replica.with_all_gradients(self._setup).job_state()) if hook else None
 
 
 def _hooks_of(setup: Setup) -> list[Hook]:

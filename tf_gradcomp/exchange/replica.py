@@ -30,7 +30,7 @@ class Replica:
 
     Args:
         setup: The parts of the exchange.
-        numbers: The places, in the setup, of the gradients.
+        indices: The places, in the setup, of the gradients.
         local_replica: The number of the replica among the replicas of this process.
         communicator: Reaches the other replicas; None outside a step.
     """
@@ -38,17 +38,17 @@ class Replica:
     def __init__(
         self,
         setup: Setup,
-        numbers: Sequence[int],
+        indices: Sequence[int],
         local_replica: int = 0,
         communicator: Communicator | None = None,
     ) -> None:
         self.setup = setup
-        self.numbers = list(numbers)
+        self.indices = list(indices)
         self._local_replica = local_replica
         self._communicator = communicator
 
     @classmethod
-    def of_all(cls, setup: Setup, local_replica: int = 0) -> Replica:
+    def with_all_gradients(cls, setup: Setup, local_replica: int = 0) -> Replica:
         """Returns a replica with its state of all gradients, outside a step."""
         return cls(setup, range(len(setup.specs)), local_replica)
 
@@ -68,11 +68,15 @@ class Replica:
         """The number of exchanges so far, with the count of a restored checkpoint."""
         return int(self.local(self.setup.variables.step).numpy())
 
-    def state(self, places: Iterable[int] | None = None) -> dict[str, list[tf.Variable]]:
+    def state(self, positions: Iterable[int] | None = None) -> dict[str, list[tf.Variable]]:
         """Returns the state of some of the gradients by name; of all by default."""
-        numbers = self.numbers if places is None else [self.numbers[place] for place in places]
+        indices = (
+            self.indices
+            if positions is None
+            else [self.indices[position] for position in positions]
+        )
         return {
-            name: [self.local(variables[number]) for number in numbers]
+            name: [self.local(variables[index]) for index in indices]
             for name, variables in self.setup.variables.state.items()
         }
 
@@ -80,63 +84,67 @@ class Replica:
         """Returns the state of the job by name."""
         return {name: self.local(v) for name, v in self.setup.variables.job_state.items()}
 
-    def fact(self, fact: tf.Variable, places: Iterable[int] | None = None) -> tf.Tensor:
+    def fact(self, fact: tf.Variable, positions: Iterable[int] | None = None) -> tf.Tensor:
         """Reads a fact of some of the gradients; of all by default."""
-        numbers = self.numbers if places is None else [self.numbers[place] for place in places]
+        indices = (
+            self.indices
+            if positions is None
+            else [self.indices[position] for position in positions]
+        )
         values = self.local(fact).read_value()
-        return values if self._is_every(numbers) else tf.gather(values, numbers)
+        return values if self._is_every(indices) else tf.gather(values, indices)
 
-    def set_fact(self, fact: tf.Variable, values: Any, places: Iterable[int]) -> None:
+    def set_fact(self, fact: tf.Variable, values: Any, positions: Iterable[int]) -> None:
         """Writes a fact of some of the gradients."""
-        local, numbers = self.local(fact), [self.numbers[place] for place in places]
+        local, index_list = self.local(fact), [self.indices[position] for position in positions]
         values = tf.convert_to_tensor(values, local.dtype)
-        if not self._is_every(numbers):
-            indices = tf.constant([[number] for number in numbers])
+        if not self._is_every(index_list):
+            indices = tf.constant([[index] for index in index_list])
             values = tf.tensor_scatter_nd_update(local.read_value(), indices, values)
         local.assign(values)
 
-    def _is_every(self, numbers: Sequence[int]) -> bool:
+    def _is_every(self, indices: Sequence[int]) -> bool:
         """Returns whether these are all gradients in their order, so that nothing is selected."""
-        return list(numbers) == list(range(len(self.setup.specs)))
+        return list(indices) == list(range(len(self.setup.specs)))
 
     @property
     def residual_scale(self) -> float:
         """The residuals divided by this are in units of the gradients."""
         return 1.0 if self.setup.residual_scale is None else self.setup.residual_scale
 
-    def residuals_wait(self, places: Sequence[int]) -> tf.Tensor:
+    def has_residuals(self, positions: Sequence[int]) -> tf.Tensor:
         """Returns whether the residuals of some gradients may be nonzero."""
-        return tf.reduce_any(self.fact(self.setup.variables.facts.residual_waits, places))
+        return tf.reduce_any(self.fact(self.setup.variables.facts.has_residual, positions))
 
     def add_residuals(
-        self, places: Sequence[int], gradients: Gradients, divisor: tf.Tensor | float = 1.0
+        self, positions: Sequence[int], gradients: Gradients, divisor: tf.Tensor | float = 1.0
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
         """Adds residuals to the gradients that the compressor does not exchange.
 
-        Returns all gradients; and the new residuals at `places`, for `write_residuals`.
+        Returns all gradients; and the new residuals at `positions`, for `write_residuals`.
         """
-        residuals = self.state(places).get(RESIDUAL, [])
+        residuals = self.state(positions).get(RESIDUAL, [])
         if not residuals:
             return list(gradients), []
-        given = [gradients[place] for place in places]
-        wanted = tf.logical_and(self.residuals_wait(places), all_finite(given))
+        selected = [gradients[position] for position in positions]
+        wanted = tf.logical_and(self.has_residuals(positions), all_finite(selected))
         values = [residual.read_value() for residual in residuals]
         scale, size = self.residual_scale / divisor, self.setup.group.size
-        found, left = add_residuals(given, values, wanted, scale, size)
+        found, remaining = add_residuals(selected, values, wanted, scale, size)
         sums = list(gradients)
-        for place, gradient in zip(places, found, strict=True):
-            sums[place] = gradient
-        return sums, left
+        for position, gradient in zip(positions, found, strict=True):
+            sums[position] = gradient
+        return sums, remaining
 
     def write_residuals(
         self,
         sparse: Sequence[int],
         dense: Sequence[int],
         finite: tf.Tensor,
-        left: Sequence[tf.Tensor],
+        remaining: Sequence[tf.Tensor],
     ) -> None:
         """Writes the new residuals after a step."""
-        waits = self.setup.variables.facts.residual_waits
+        waits = self.setup.variables.facts.has_residual
         if RESIDUAL not in self.setup.variables.state:
             return
         residuals, done = self.state(sparse)[RESIDUAL], list(sparse)
@@ -148,20 +156,20 @@ class Replica:
             return
 
         def clear() -> None:
-            for residual, rest in zip(residuals, left, strict=True):
-                residual.assign(rest)
+            for residual, residual_left in zip(residuals, remaining, strict=True):
+                residual.assign(residual_left)
             # Equal on all replicas, unless the residuals of a float16 table differ among them.
-            still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
+            still = [tf.reduce_any(tf.not_equal(residual_left, 0)) for residual_left in remaining]
             self.set_fact(waits, [*still, *[False] * (len(done) - len(sparse))], done)
 
-        tf.cond(tf.logical_and(self.residuals_wait(done), finite), clear, lambda: None)
+        tf.cond(tf.logical_and(self.has_residuals(done), finite), clear, lambda: None)
 
-    def count(self, places: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
+    def count(self, positions: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
         """Counts the bytes of some gradients."""
-        numbers = [self.numbers[place] for place in places]
-        dense_bytes = sum(4 * self.setup.specs[number].elements for number in numbers)
+        indices = [self.indices[position] for position in positions]
+        dense_bytes = sum(4 * self.setup.specs[index].elements for index in indices)
         traffic = self.setup.variables.traffic
-        traffic.add(self.local(traffic.totals), sent, dense_bytes, numbers, tensor_bytes)
+        traffic.add(self.local(traffic.totals), sent, dense_bytes, indices, tensor_bytes)
 
     def count_exchange(self, finite: tf.Tensor) -> None:
         """Counts a step, once it is known whether the step is taken or skipped."""
@@ -171,18 +179,18 @@ class Replica:
 
 
 def count_exchange(
-    setup: Setup, numbers: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor
+    setup: Setup, indices: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor
 ) -> None:
     """Counts an exchange that the caller has made by itself, on this process's first replica.
 
     Args:
         setup: The parts of the exchange.
-        numbers: The indices, in the setup, of the exchanged gradients.
+        indices: The indices, in the setup, of the exchanged gradients.
         sent: The bytes that the replica sent.
-        tensor_bytes: int64, the bytes of the payload for each of `numbers`.
+        tensor_bytes: int64, the bytes of the payload for each of `indices`.
     """
-    replica = Replica(setup, numbers)
-    replica.count(range(len(numbers)), sent, tensor_bytes)
+    replica = Replica(setup, indices)
+    replica.count(range(len(indices)), sent, tensor_bytes)
     replica.count_exchange(tf.constant(True))
     replica.local(setup.variables.step).assign_add(1)
 
@@ -217,7 +225,7 @@ class ReplicaStep:
     # payload cannot tell: a gradient may be delayed for many steps before any entry is sent.
     begins: tf.Tensor | None = None
     # bool scalar, equal on all replicas: whether any residual may be nonzero.
-    residuals_wait: tf.Tensor | bool = True
+    has_residuals: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
     # bool [1], whether a gradient plus its residual is not finite; None if the compressor adds the
     # residuals.
@@ -259,9 +267,9 @@ class ReplicaStep:
         ]
         gradients = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
         sums, _ = add_residuals(
-            gradients, residuals, self.residuals_wait, self.residual_scale, inputs.size
+            gradients, residuals, self.has_residuals, self.residual_scale, inputs.size
         )
-        finite = tf.cond(self.residuals_wait, lambda: all_finite(sums), lambda: tf.constant(True))
+        finite = tf.cond(self.has_residuals, lambda: all_finite(sums), lambda: tf.constant(True))
         inputs = dataclasses.replace(inputs, gradients=sums)
         return dataclasses.replace(self, inputs=inputs, overflows=tf.logical_not([finite]))
 
@@ -302,7 +310,7 @@ class ReplicaStep:
             # Also if the sum is too large, because it would be too large in all later steps.
             gone = tf.logical_and(inputs.finite, tf.logical_not(next(parts)[0]))
             clear = functools.partial(_clear, inputs.residuals, inputs)
-            tf.cond(tf.logical_and(self.residuals_wait, gone), clear, lambda: None)
+            tf.cond(tf.logical_and(self.has_residuals, gone), clear, lambda: None)
         return ReplicaResult(reduced, touched, begins, compressor.delayed(inputs))
 
     def new_tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
@@ -338,7 +346,7 @@ def _clear(residuals: Sequence[tf.Tensor], inputs: StepInputs) -> None:
 def _begin(gradients: Sequence[tf.Tensor], unseen: tf.Tensor) -> tf.Tensor:
     """Returns which of the unseen gradients are not all zeros: bool [tensors]."""
 
-    def found() -> tf.Tensor:
+    def find() -> tf.Tensor:
         dtypes = {gradient.dtype for gradient in gradients}
         zeros = {dtype: tf.zeros([], dtype) for dtype in dtypes}
         nonzero = [tf.not_equal(gradient, zeros[gradient.dtype]) for gradient in gradients]
@@ -346,4 +354,4 @@ def _begin(gradients: Sequence[tf.Tensor], unseen: tf.Tensor) -> tf.Tensor:
 
     # Most steps need not look at the gradients.
     none = tf.zeros([len(gradients)], tf.bool)
-    return tf.cond(tf.reduce_any(unseen), found, lambda: none)
+    return tf.cond(tf.reduce_any(unseen), find, lambda: none)

@@ -42,7 +42,7 @@ def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[]
     """
     if RESIDUAL in setup.variables.state:
         return
-    waits = setup.group.local(setup.variables.facts.residual_waits, local_replica)
+    waits = setup.group.local(setup.variables.facts.has_residual, local_replica)
     warns = local_replica == 0 and is_chief()
 
     def log() -> None:
@@ -75,22 +75,22 @@ def convert_restored(
     """
     first, *_ = replicas
     setup = first.setup
-    facts, every = setup.variables.facts, range(len(first.numbers))
-    takes = [setup.preconditioner is not None and place in preconditioned for place in every]
+    facts, every = setup.variables.facts, range(len(first.indices))
+    takes = [setup.preconditioner is not None and index in preconditioned for index in every]
     scale = first.residual_scale
     taken, scales = first.fact(facts.moments_taken), first.fact(facts.residual_scale)
-    of_gradients: Convert = functools.partial(_convert_gradients_state, replicas, inner, takes)
+    convert_gradients: Convert = functools.partial(_convert_gradients_state, replicas, inner, takes)
     if by_python and not tf.executing_eagerly():
-        of_gradients = _called_by_graph(of_gradients)
+        convert_gradients = _called_by_graph(convert_gradients)
 
     def convert() -> tf.Tensor:
         if inner is None:
             _refuse_divided(first)
         updates = tf.constant(0, tf.int64) if inner is None else inner.updates
-        since = of_gradients(scale / scales, taken, updates)
+        since = convert_gradients(scale / scales, taken, updates)
         with tf.control_dependencies([since]):
             for replica in replicas:
-                for name in setup.job_state_of_gradients:
+                for name in setup.job_state_in_gradient_units:
                     measured = replica.local(setup.variables.job_state[name])
                     measured.assign(tf.zeros_like(measured))
                 replica.set_fact(facts.moments_taken, takes, every)
@@ -98,10 +98,10 @@ def convert_restored(
                 replica.set_fact(facts.residual_scale, [scale] * len(takes), every)
             return tf.constant(True)
 
-    right = tf.logical_and(
+    is_right = tf.logical_and(
         tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
     )
-    return tf.cond(right, lambda: tf.constant(False), convert)
+    return tf.cond(is_right, lambda: tf.constant(False), convert)
 
 
 def take_residuals(
@@ -119,9 +119,9 @@ def take_residuals(
         inner: If an earlier job kept second moments on its replicas, this optimizer gets them back.
     """
     convert_restored([replica], inner, [], by_python=False)
-    places = range(len(replica.numbers))
-    gradients, left = replica.add_residuals(places, gradients, scale)
-    replica.write_residuals(places, [], all_finite(gradients), left)
+    positions = range(len(replica.indices))
+    gradients, remaining = replica.add_residuals(positions, gradients, scale)
+    replica.write_residuals(positions, [], all_finite(gradients), remaining)
     return gradients
 
 
@@ -130,13 +130,13 @@ def _called_by_graph(convert: Convert) -> Convert:
     strategy = tf.distribute.get_strategy()
     across_replicas = tf.distribute.in_cross_replica_context()
 
-    def eagerly(*given: np.ndarray) -> np.ndarray:
+    def eagerly(*arrays: np.ndarray) -> np.ndarray:
         with strategy.scope() if across_replicas else contextlib.nullcontext():
-            return convert(*map(tf.constant, given)).numpy()
+            return convert(*map(tf.constant, arrays)).numpy()
 
-    def call(*given: tf.Tensor) -> tf.Tensor:
-        since = tf.numpy_function(eagerly, given, tf.int64)
-        return tf.ensure_shape(since, given[0].shape)
+    def call(*tensors: tf.Tensor) -> tf.Tensor:
+        since = tf.numpy_function(eagerly, tensors, tf.int64)
+        return tf.ensure_shape(since, tensors[0].shape)
 
     return call
 
@@ -160,20 +160,26 @@ def _convert_gradients_state(
     if inner is not None:
         inner = dataclasses.replace(inner, updates=updates)
         since = _move_moments(replicas, inner, taken, takes)
-    of_each = tf.unstack(factors, len(takes))
+    tensor_factors = tf.unstack(factors, len(takes))
     for replica in replicas:
-        for residual, factor in zip(replica.state().get(RESIDUAL, ()), of_each, strict=False):
+        for residual, factor in zip(
+            replica.state().get(RESIDUAL, ()), tensor_factors, strict=False
+        ):
             if not _is_known(tf.equal(factor, 1)):
                 residual.assign(residual.read_value() * factor)
-    return tf.stack([tf.cast(of_one, tf.int64) for of_one in since])
+    return tf.stack([tf.cast(step, tf.int64) for step in since])
 
 
 def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf.Tensor) -> bool:
     """Returns whether a job is known to begin, so that all state is zeros."""
-    kept = tf.logical_or(taken, replica.fact(replica.setup.variables.facts.residual_waits))
-    if not _is_known(tf.logical_and(tf.equal(updates, 0), tf.logical_not(tf.reduce_any(kept)))):
+    has_state = tf.logical_or(taken, replica.fact(replica.setup.variables.facts.has_residual))
+    if not _is_known(
+        tf.logical_and(tf.equal(updates, 0), tf.logical_not(tf.reduce_any(has_state)))
+    ):
         return False
-    moments = [moment for of_all in inner.moments.values() for moment in of_all]
+    moments = [
+        moment for moments_by_variable in inner.moments.values() for moment in moments_by_variable
+    ]
     return not any(np.any(moment.read_value().numpy()) for moment in moments)
 
 
@@ -186,7 +192,7 @@ def _is_known(fact: tf.Tensor) -> bool:
 
 
 def _refuse_divided(replica: Replica) -> None:
-    """Refuses residuals that were divided by second moments if this job cannot have any."""
+    """Raises for restored residuals that were divided by second moments that this job lacks."""
     # XLA drops assertions: its code sees only state that was restored before the trace.
     with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
         taken = replica.fact(replica.setup.variables.facts.moments_taken)
@@ -199,13 +205,13 @@ def _move_moments(
     """Returns the new `moments_since` of each gradient."""
     handover = _handover(replicas, inner)
     since: list[tf.Tensor | int] = []
-    for place, is_taken in enumerate(tf.unstack(taken, len(takes))):
-        if _is_known(tf.equal(is_taken, takes[place])):
-            since.append(handover.since[place] if takes[place] else 0)
-        elif takes[place]:
-            since.append(handover.to_replicas(place, tf.logical_not(is_taken)))
+    for index, is_taken in enumerate(tf.unstack(taken, len(takes))):
+        if _is_known(tf.equal(is_taken, takes[index])):
+            since.append(handover.since[index] if takes[index] else 0)
+        elif takes[index]:
+            since.append(handover.to_replicas(index, tf.logical_not(is_taken)))
         else:
-            handover.to_inner(place, is_taken)
+            handover.to_inner(index, is_taken)
             since.append(0)
     return since
 
@@ -229,11 +235,14 @@ def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
 def _delayed(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the restored residuals, summed over the replicas, and which residuals are lost."""
     first, setup = replicas[0], replicas[0].setup
-    facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in first.numbers]
+    facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in first.indices]
     if RESIDUAL not in setup.variables.state:
-        return [tf.zeros(shape) for shape in shapes], first.fact(facts.residual_waits)
-    of_each = zip(*(replica.state()[RESIDUAL] for replica in replicas), strict=True)
-    totals = [tf.add_n([residual.read_value() for residual in of_one]) for of_one in of_each]
+        return [tf.zeros(shape) for shape in shapes], first.fact(facts.has_residual)
+    residuals_by_tensor = zip(*(replica.state()[RESIDUAL] for replica in replicas), strict=True)
+    totals = [
+        tf.add_n([residual.read_value() for residual in residuals])
+        for residuals in residuals_by_tensor
+    ]
     scale = setup.group.size / len(replicas) / first.fact(facts.residual_scale)
     factors = tf.unstack(scale, len(shapes))
     delayed = [total * factor for total, factor in zip(totals, factors, strict=True)]

@@ -50,7 +50,7 @@ def reads_locally(owner: object) -> bool:
     return any(reader is owner for reader in _local_readers.get())
 
 
-class Unfinished(Protocol):
+class UnfinishedWork(Protocol):
     """Work of several steps, during which the processes temporarily differ, such as a round."""
 
     @property
@@ -61,7 +61,7 @@ class Unfinished(Protocol):
         """Finishes the work; all processes call it between the same two steps."""
 
     def rolled_back(self) -> contextlib.AbstractContextManager[None]:
-        """Gives this process the state from before the work, within this context."""
+        """Restores the state from before the work, within this context."""
 
     def abandon(self) -> None:
         """Forgets the work, because a checkpoint overwrites the changed variables."""
@@ -74,21 +74,21 @@ class Counter(Protocol):
         """Returns the number."""
 
 
-class _Summed(NamedTuple):
+class _SummedVariable(NamedTuple):
     """A variable with a separate value on each replica of a group.
 
     Attributes:
         variable: The variable.
         group: The group.
         unused: Returns whether the variable is zeros on all replicas if it is zeros on one.
-        alike: Whether the values of the processes are about equal, as second moments are.
+        replicated: Whether the values of the processes are about equal, as second moments are.
         by_strategy: Whether the strategy has replicated the variable, and sums it when it is read.
     """
 
     variable: tf.Variable
     group: Group
     unused: Callable[[], bool]
-    alike: bool
+    replicated: bool
     by_strategy: bool
 
 
@@ -102,15 +102,15 @@ class Saving:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._summed: dict[int, _Summed] = {}
+        self._summed: dict[int, _SummedVariable] = {}
         self._counters: list[Counter] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
         self._saving_on_all = False
         self._assigned = 0
-        self._unfinished: Unfinished | None = None
+        self._unfinished: UnfinishedWork | None = None
 
-    def finish_before(self, unfinished: Unfinished) -> None:
+    def finish_before(self, unfinished: UnfinishedWork) -> None:
         """Registers work that must be finished before anything is collected."""
         self._unfinished = unfinished
 
@@ -125,17 +125,17 @@ class Saving:
         unused: Callable[[], bool] = lambda: False,
         group: Group | None = None,
         *,
-        alike: bool = False,
+        replicated: bool = False,
     ) -> None:
-        """Makes `tf.train.Checkpoint` save and restore variables through this object.
+        """Routes `tf.train.Checkpoint`'s saves and restores of variables through this object.
 
         Args:
             variables: Only variables with a separate value on each replica are registered.
             counters: One of them changes whenever a step changes the variables.
             unused: Returns whether a variable is zeros on all replicas if it is zeros on one.
             group: The replicas with separate values, if these are not the replicas that exchange.
-            alike: Whether the values of all processes are about equal. The sum is then estimated
-                by one process that saves alone.
+            replicated: Whether the values of all processes are about equal. The sum is then
+                estimated by one process that saves alone.
         """
         group = group or self.group
         self._counters += counters
@@ -143,7 +143,9 @@ class Saving:
             summed = variable.aggregation == tf.VariableAggregation.SUM
             by_strategy = isinstance(variable, tf.distribute.DistributedValues)
             if summed and group.size > 1 and not (by_strategy and group.processes.size == 1):
-                self._summed[id(variable)] = _Summed(variable, group, unused, alike, by_strategy)
+                self._summed[id(variable)] = _SummedVariable(
+                    variable, group, unused, replicated, by_strategy
+                )
                 _owners[id(variable)] = self
                 self._hook(variable)
 
@@ -193,7 +195,7 @@ class Saving:
         return self._collected_at == self.counts()
 
     def as_finished(self) -> contextlib.AbstractContextManager[None]:
-        """Gives this process the state from before unfinished work, within this context."""
+        """Restores the state from before unfinished work, within this context."""
         unfinished = self._unfinished
         return (
             unfinished.rolled_back()
@@ -218,38 +220,38 @@ class Saving:
                 the rank reads its own value. Under a strategy, if this save began without this
                 object.
         """
-        own = native(variable)
-        one = self._summed.get(id(own))
-        if one is None:
+        native_variable = native(variable)
+        entry = self._summed.get(id(native_variable))
+        if entry is None:
             return np.asarray(variable.numpy())
         if self._saving_on_all and not self.is_collected:
             self.collect()
-        if self.is_collected and id(own) in self._sums:
-            return self._sums[id(own)]
+        if self.is_collected and id(native_variable) in self._sums:
+            return self._sums[id(native_variable)]
         if reads_locally(self):
-            return _own(one)
+            return _contribution(entry)
         if self.group.by_strategy:
-            if reads_locally(getattr(one.group, "strategy", None)):
-                raise ValueError(_NOT_FOUND % own.name)
-            return np.asarray(_total(one).numpy())
-        if one.unused() and not np.any(own.numpy()):
-            return np.asarray(own.numpy())
-        raise ValueError(_NOT_COLLECTED % own.name)
+            if reads_locally(getattr(entry.group, "strategy", None)):
+                raise ValueError(_NOT_FOUND % native_variable.name)
+            return np.asarray(_total(entry).numpy())
+        if entry.unused() and not np.any(native_variable.numpy()):
+            return np.asarray(native_variable.numpy())
+        raise ValueError(_NOT_COLLECTED % native_variable.name)
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Gives a replica its share of a checkpoint's value."""
+        """Assigns this replica's share of a restored value."""
         self.forget()
         self._assigned += 1
         if self._unfinished is not None:
             self._unfinished.abandon()
-        one = self._summed.get(id(native(variable)))
+        entry = self._summed.get(id(native(variable)))
         # A strategy divides the value itself.
-        variable.assign(value / one.group.size if one and not one.by_strategy else value)
+        variable.assign(value / entry.group.size if entry and not entry.by_strategy else value)
 
     def is_per_process(self, variable: Any) -> bool:
         """Returns whether each process has its own copy of a variable, without a strategy."""
-        one = self._summed.get(id(native(variable)))
-        return one is not None and not one.by_strategy
+        entry = self._summed.get(id(native(variable)))
+        return entry is not None and not entry.by_strategy
 
     def counts(self) -> list[int]:
         """The counters, which identify a state of the variables."""
@@ -274,30 +276,32 @@ _owners: weakref.WeakValueDictionary[int, Saving] = weakref.WeakValueDictionary(
 def owners_of(parts: Iterable[Any]) -> list[Saving]:
     """Returns the objects that save the variables among some parts of a checkpoint."""
     variables = [part for part in parts if isinstance(part, tf.Variable)]
-    found = [_owners[id(one)] for one in map(native, variables) if id(one) in _owners]
+    found = [
+        _owners[id(variable)] for variable in map(native, variables) if id(variable) in _owners
+    ]
     return list(dict.fromkeys(found))
 
 
-def _total(one: _Summed, label: str = "") -> tf.Tensor:
-    if one.by_strategy:
-        return tf.convert_to_tensor(one.variable)
-    (communicator,) = one.group.communicators()
+def _total(entry: _SummedVariable, label: str = "") -> tf.Tensor:
+    if entry.by_strategy:
+        return tf.convert_to_tensor(entry.variable)
+    (communicator,) = entry.group.communicators()
     communicator.label = label
-    flat = communicator.all_reduce(tf.reshape(one.variable.read_value(), [-1]))
-    return tf.reshape(flat, one.variable.shape)
+    flat = communicator.all_reduce(tf.reshape(entry.variable.read_value(), [-1]))
+    return tf.reshape(flat, entry.variable.shape)
 
 
-def _pieces(summed: Iterable[_Summed]) -> Iterator[list[_Summed]]:
+def _pieces(summed: Iterable[_SummedVariable]) -> Iterator[list[_SummedVariable]]:
     """Yields variables in order, in lists that are each summed by one collective."""
-    piece: list[_Summed] = []
+    piece: list[_SummedVariable] = []
     size = 0
-    for one in summed:
-        alike = piece and one.by_strategy and piece[0].by_strategy
-        if piece and not (alike and one.variable.dtype == piece[0].variable.dtype):
+    for entry in summed:
+        alike = piece and entry.by_strategy and piece[0].by_strategy
+        if piece and not (alike and entry.variable.dtype == piece[0].variable.dtype):
             yield piece
             piece, size = [], 0
-        piece.append(one)
-        size += one.variable.dtype.size * one.variable.shape.num_elements()
+        piece.append(entry)
+        size += entry.variable.dtype.size * entry.variable.shape.num_elements()
         if size >= _PIECE_BYTES:
             yield piece
             piece, size = [], 0
@@ -305,19 +309,21 @@ def _pieces(summed: Iterable[_Summed]) -> Iterator[list[_Summed]]:
         yield piece
 
 
-def _totals(piece: Sequence[_Summed], label: str) -> list[np.ndarray]:
+def _totals(piece: Sequence[_SummedVariable], label: str) -> list[np.ndarray]:
     """Returns the sums over all processes of the variables of a piece."""
     first = piece[0]
     if not first.by_strategy:
         return [_total(first, label).numpy()]
     strategy = first.variable.distribute_strategy
-    return sums_over_workers(strategy, [_local_sum(one) for one in piece])
+    return sums_over_workers(strategy, [_local_sum(entry) for entry in piece])
 
 
-def _own(one: _Summed) -> np.ndarray:
-    return _local_sum(one) * (one.group.size // one.group.local_size if one.alike else 1)
+def _contribution(entry: _SummedVariable) -> np.ndarray:
+    return _local_sum(entry) * (
+        entry.group.size // entry.group.local_size if entry.replicated else 1
+    )
 
 
-def _local_sum(one: _Summed) -> np.ndarray:
-    group = one.group
-    return np.sum([group.local(one.variable, i).numpy() for i in range(group.local_size)], 0)
+def _local_sum(entry: _SummedVariable) -> np.ndarray:
+    group = entry.group
+    return np.sum([group.local(entry.variable, i).numpy() for i in range(group.local_size)], 0)

@@ -22,26 +22,26 @@ from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scal
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.lockstep import LockstepGroup
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
 _used: set[str] = set()  # texts of the variable that have replaced a method
 
 
-def replacement_of(given: Any) -> Any:
-    """Returns the method that the variable names; without the variable, `given`."""
+def replacement_of(original: Any) -> Any:
+    """Returns the method that the variable names; without the variable, `original`."""
     text = os.environ.get(COMPRESSOR)
     if not text:
-        return given
+        return original
     try:
         method = registry.get(text)
     except ValueError as error:
         raise ValueError(f"{COMPRESSOR}={text!r}: {error}") from error
     _used.add(text)
-    tell_user(
+    log_info(
         f"{COMPRESSOR}: gradients are exchanged by {registry.text_of(method)!r}, in place of the "
-        f"program's own {registry.text_of(given)!r}."
+        f"program's own {registry.text_of(original)!r}."
     )
     return method
 
@@ -52,10 +52,10 @@ def fact() -> Mapping[str, str | None]:
 
 
 def report_no_effect() -> None:
-    """Tells the user, if the variable is set, that the program has no method to replace."""
+    """Warns if the variable is set but the program has no method to replace."""
     text = os.environ.get(COMPRESSOR)
     if text:
-        tell_user(
+        log_info(
             f"{COMPRESSOR}={text} has no effect: it replaces the compressor of a "
             "gc.CompressedOptimizer or of gc.MultiWorkerMirroredStrategy(compressor=...), and "
             "this program has neither."
@@ -125,9 +125,9 @@ class Setup:
         for_job = job_state_specs(compressors, specs)
         for compressor in compressors:
             residual_scale(compressor, specs)  # refuses stages with residuals of other scales
-        alone_in_process = group.is_collective and group.local_size == 1
+        is_only_replica = group.is_collective and group.local_size == 1
         variables = group.create(
-            lambda: Variables.of(for_state, for_job, specs, ahead=alone_in_process)
+            lambda: Variables.of(for_state, for_job, specs, ahead=is_only_replica)
         )
         label = group.label([spec.path for spec in specs])
         return cls(group, method, chosen, specs, policy, variables, label)
@@ -148,10 +148,10 @@ class Setup:
         return residual_scale(self.compressor, self.specs) if self.group.size > 1 else None
 
     @functools.cached_property
-    def job_state_of_gradients(self) -> list[str]:
+    def job_state_in_gradient_units(self) -> list[str]:
         """The names of the job's state that is in units of gradients."""
         specs = job_state_specs(_compressors(self.method), self.specs)
-        return [name for name, spec in specs.items() if spec.of_gradients]
+        return [name for name, spec in specs.items() if spec.in_gradient_units]
 
     @functools.cached_property
     def on_gpu(self) -> frozenset[str]:
@@ -163,13 +163,13 @@ class Setup:
             return frozenset()  # one op has second moments and residuals
         return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
 
-    def is_large(self, number: int) -> bool:
+    def is_large(self, index: int) -> bool:
         """Returns whether a table is too large to be made dense."""
-        return sparse.is_large(self.specs[number], self.policy.max_dense_elements)
+        return sparse.is_large(self.specs[index], self.policy.max_dense_elements)
 
-    def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+    def stays_sparse(self, index: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         """Returns whether a gradient is summed as slices, and not by the compressor."""
-        spec, most = self.specs[number], self.policy.max_dense_elements
+        spec, most = self.specs[index], self.policy.max_dense_elements
         return sparse.stays_sparse(gradient, spec, self.compressor, most)
 
 
@@ -192,8 +192,8 @@ def _compressors(method: Method) -> list[Compressor]:
     return [candidate.compressor for candidate in method.candidates]
 
 
-def tell_users(parts: Setup, notices: Iterable[str]) -> None:
-    """Tells users of a job what differs from what the program's text suggests.
+def log_notices(parts: Setup, notices: Iterable[str]) -> None:
+    """Logs where the job differs from what the program's code suggests.
 
     The user of a simulation has no such job.
     """
@@ -201,13 +201,13 @@ def tell_users(parts: Setup, notices: Iterable[str]) -> None:
         return
     kind = parts.group.kind
     if parts.group.all_replicas is not parts.group:
-        tell_user(f"The replicas of each {kind} sum their gradients before the exchange.")
+        log_info(f"The replicas of each {kind} sum their gradients before the exchange.")
     if parts.preconditioner:
-        tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
+        log_info(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
     if gpus and parts.on_gpu != parts.variables.state.keys():
-        tell_user(f"{_COPIED}.")
+        log_info(f"{_COPIED}.")
     elif problem := next(filter(None, map(library.problem, gpus)), None):
-        tell_user(f"{_COPIED}: {problem}.")
+        log_info(f"{_COPIED}: {problem}.")
     for notice in notices:
-        tell_user(notice)
+        log_info(notice)

@@ -26,12 +26,12 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
     """Returns which rows of a table the slices have: bool [rows]."""
-    places = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
-    counts = tf.scatter_nd(places, tf.ones_like(slices.indices, tf.int32), [rows])
+    indices = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
+    counts = tf.scatter_nd(indices, tf.ones_like(slices.indices, tf.int32), [rows])
     return counts > 0
 
 
-def as_given(
+def like_gradient(
     gradient: tf.Tensor | tf.IndexedSlices, total: tf.Tensor, touched: tf.Tensor | None
 ) -> tf.Tensor | tf.IndexedSlices:
     """Returns a reduced gradient in the dtype and the form of this replica's gradient.
@@ -91,20 +91,20 @@ def sum_slices(
     Raises:
         tf.errors.InvalidArgumentError: If the tags differ.
     """
-    lengths = tf.stack([tf.size(one.indices) for one in slices])
-    indices = [tf.cast(one.indices, tf.int32) for one in slices]
-    values = [tf.reshape(tf.cast(one.values, dtype), [-1]) for one in slices]
+    lengths = tf.stack([tf.size(table.indices) for table in slices])
+    indices = [tf.cast(table.indices, tf.int32) for table in slices]
+    values = [tf.reshape(tf.cast(table.values, dtype), [-1]) for table in slices]
     words = [tag[tf.newaxis], lengths, *indices, _as_words(tf.concat(values, 0))]
     rows = yield AllGather(tf.concat(words, 0))
     rows = checked(rows[:, 1:], rows[:, 0], tf.fill([replicas], tag))
-    each = [_unpacked(rows[replica], slices, dtype) for replica in range(replicas)]
+    tables_by_replica = [_unpacked(rows[replica], slices, dtype) for replica in range(replicas)]
     sums = [
         sum_of_slices(parts, local)
-        for parts, local in zip(zip(*each, strict=True), slices, strict=True)
+        for parts, local in zip(zip(*tables_by_replica, strict=True), slices, strict=True)
     ]
     tensor_bytes = [
-        4 * tf.size(one.indices, tf.int64) + dtype.size * tf.size(one.values, tf.int64)
-        for one in slices
+        4 * tf.size(table.indices, tf.int64) + dtype.size * tf.size(table.values, tf.int64)
+        for table in slices
     ]
     return sums, tf.stack(tensor_bytes)
 
@@ -123,17 +123,19 @@ def _unpacked(
     lengths = tf.unstack(words[: len(like)], len(like))
     start = len(like)
     indices, slices = [], []
-    for one, length in zip(like, lengths, strict=True):
-        indices.append(tf.cast(words[start : start + length], one.indices.dtype))
+    for table, length in zip(like, lengths, strict=True):
+        indices.append(tf.cast(words[start : start + length], table.indices.dtype))
         start += length
-    numbers = tf.reshape(tf.bitcast(words[start:], dtype), [-1])
+    entries = tf.reshape(tf.bitcast(words[start:], dtype), [-1])
     start = tf.constant(0)
-    for one, of_one, length in zip(like, indices, lengths, strict=True):
-        shape = [length, *one.values.shape[1:]]
+    for table, table_indices, length in zip(like, indices, lengths, strict=True):
+        shape = [length, *table.values.shape[1:]]
         size = tf.reduce_prod(shape)
-        values = tf.reshape(numbers[start : start + size], shape)
+        values = tf.reshape(entries[start : start + size], shape)
         start += size
-        slices.append(tf.IndexedSlices(tf.cast(values, one.values.dtype), of_one, one.dense_shape))
+        slices.append(
+            tf.IndexedSlices(tf.cast(values, table.values.dtype), table_indices, table.dense_shape)
+        )
     return slices
 
 
@@ -164,11 +166,11 @@ def sum_whole(
     slices: tf.IndexedSlices, dtype: tf.DType
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
     """Sums a whole table in the smaller of `dtype` and its own dtype; returns as `sum_slices`."""
-    smaller = min(slices.values.dtype, dtype, key=lambda one: one.size)
+    smaller = min(slices.values.dtype, dtype, key=lambda value_dtype: value_dtype.size)
     table = tf.cast(dense(slices), smaller)
     total = yield AllReduce(tf.reshape(table, [-1]))
     rows = tf.range(tf.shape(table, tf.int64)[0])
     values = tf.cast(tf.reshape(total, tf.shape(table)), slices.values.dtype)
     indices = tf.cast(rows, slices.indices.dtype)
-    whole = tf.IndexedSlices(values, indices, slices.dense_shape)
-    return [whole], tf.size(total, tf.int64)[tf.newaxis] * table.dtype.size
+    total_slices = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return [total_slices], tf.size(total, tf.int64)[tf.newaxis] * table.dtype.size

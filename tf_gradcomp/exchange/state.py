@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.compressors.stages import all_stages
-from tf_gradcomp.groups.communicator import Sent, WordsAhead
+from tf_gradcomp.groups.communicator import PrefixSize, Sent
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.private import tensorflow as tf_private
@@ -69,8 +69,8 @@ class TrafficCounter:
         """Adds the bytes of some tensors in a step to a replica's totals."""
         tensors = totals.shape[0] - 4
         if list(indices) != list(range(tensors)):
-            places = tf.constant([[index] for index in indices])
-            tensor_bytes = tf.scatter_nd(places, tensor_bytes, [tensors])
+            index_column = tf.constant([[index] for index in indices])
+            tensor_bytes = tf.scatter_nd(index_column, tensor_bytes, [tensors])
         head = tf.stack([tf.constant(0, tf.int64), *sent, tf.constant(dense_bytes, tf.int64)])
         totals.assign_add(tf.concat([head, tensor_bytes], 0))
 
@@ -137,11 +137,11 @@ def state_specs(
     if preconditioner:
         keepers.append(preconditioner)
     for keeper in keepers:
-        own = [keeper.state(spec) for spec in specs]
-        for name in own[0] if own else ():
-            of_all = [of_one[name] for of_one in own]
-            shapes = [of_one.shape for of_one in of_all]
-            known = [of_one.shape for of_one in state.setdefault(name, of_all)]
+        keeper_specs = [keeper.state(spec) for spec in specs]
+        for name in keeper_specs[0] if keeper_specs else ():
+            specs_by_tensor = [tensor_spec[name] for tensor_spec in keeper_specs]
+            shapes = [tensor_spec.shape for tensor_spec in specs_by_tensor]
+            known = [tensor_spec.shape for tensor_spec in state.setdefault(name, specs_by_tensor)]
             if shapes != known:
                 raise ValueError(
                     f"{keeper!r} keeps a {name} of another shape than its warm-up or another "
@@ -184,7 +184,7 @@ def job_state_specs(
 def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
     """The state of the job as variables with a separate value on each replica, by name."""
     return {
-        name: own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
+        name: local_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
         for name, spec in state.items()
     }
 
@@ -195,12 +195,14 @@ def _new_variables(
     """The state as variables, separate on each replica, by name and in the order of `specs`."""
     return {
         name: [
-            own_variable(
-                tf.zeros(of_one.shape), f"{spec.path.replace('/', '_')}_{name}", of_one.shared
+            local_variable(
+                tf.zeros(tensor_spec.shape),
+                f"{spec.path.replace('/', '_')}_{name}",
+                tensor_spec.shared,
             )
-            for of_one, spec in zip(of_all, specs, strict=True)
+            for tensor_spec, spec in zip(specs_by_tensor, specs, strict=True)
         ]
-        for name, of_all in state.items()
+        for name, specs_by_tensor in state.items()
     }
 
 
@@ -208,7 +210,7 @@ class Facts(tf.Module):
     """Facts about the state of each gradient; equal on all replicas.
 
     Attributes:
-        residual_waits: bool [gradients], whether the residual may be nonzero.
+        has_residual: bool [gradients], whether the residual may be nonzero.
         residual_scale: float32 [gradients]: a residual divided by this is in units of the gradient;
             1 for most methods.
         moments_taken: bool [gradients], whether the replicas use their own second moments. If so,
@@ -219,19 +221,19 @@ class Facts(tf.Module):
 
     def __init__(self, gradients: int) -> None:
         super().__init__(name="facts")
-        self.residual_waits = own_variable(np.zeros(gradients, bool), "residual_waits", True)
-        self.residual_scale = own_variable(np.ones(gradients, "float32"), "residual_scale", True)
-        self.moments_taken = own_variable(np.zeros(gradients, bool), "moments_taken", True)
-        self.moments_since = own_variable(np.zeros(gradients, "int64"), "moments_since", True)
+        self.has_residual = local_variable(np.zeros(gradients, bool), "has_residual", True)
+        self.residual_scale = local_variable(np.ones(gradients, "float32"), "residual_scale", True)
+        self.moments_taken = local_variable(np.zeros(gradients, bool), "moments_taken", True)
+        self.moments_since = local_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
     def all_zero(self) -> bool:
         """Returns whether the replicas' state of every gradient is all zeros."""
-        return not (self.residual_waits.numpy().any() or self.moments_taken.numpy().any())
+        return not (self.has_residual.numpy().any() or self.moments_taken.numpy().any())
 
     @property
     def all(self) -> list[tf.Variable]:
         """All of these variables."""
-        return [self.residual_waits, self.residual_scale, self.moments_taken, self.moments_since]
+        return [self.has_residual, self.residual_scale, self.moments_taken, self.moments_since]
 
 
 class Variables(NamedTuple):
@@ -247,7 +249,7 @@ class Variables(NamedTuple):
     delayed: tf.Variable
     traffic: TrafficCounter  # counts bytes; in no checkpoint
     # The number of words that travel with the lengths of payloads, if any; in no checkpoint.
-    ahead: WordsAhead | None
+    ahead: PrefixSize | None
 
     @classmethod
     def of(
@@ -265,13 +267,13 @@ class Variables(NamedTuple):
             facts=Facts(len(specs)),
             step=shared_variable(0, tf.int64, "exchange_step"),
             skipped_steps=shared_variable(0, tf.int64, "skipped_steps"),
-            delayed=own_variable(np.zeros(len(specs), bool), "delayed", True),
+            delayed=local_variable(np.zeros(len(specs), bool), "delayed", True),
             traffic=TrafficCounter(len(specs)),
-            ahead=WordsAhead() if ahead else None,
+            ahead=PrefixSize() if ahead else None,
         )
 
 
-def own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
+def local_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
     """A variable with separate values on replicas; checkpoints hold the first value or the sum."""
     aggregation = tf.VariableAggregation
     return tf.Variable(
@@ -304,8 +306,11 @@ def new_state(
 ) -> State:
     """The state that one replica begins with, by name, in the order of `specs`."""
     return {
-        name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
-        for name, of_all in state_specs([compressor], specs, preconditioner).items()
+        name: [
+            tf.Variable(tf.zeros(tensor_spec.shape), trainable=False)
+            for tensor_spec in tensor_specs
+        ]
+        for name, tensor_specs in state_specs([compressor], specs, preconditioner).items()
     }
 
 
@@ -319,10 +324,10 @@ def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict
 
 def handles(state: State) -> dict[str, list[tf.Tensor]]:
     """The resource handles of a replica's state, as `StepInputs` has them."""
-    return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}
+    return {name: [variable.handle for variable in variables] for name, variables in state.items()}
 
 
 def assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
-    """Gives each variable its value."""
+    """Assigns values to variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

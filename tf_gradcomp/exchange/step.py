@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
+from tf_gradcomp.adam.handover import is_unstarted, next_start_step, updates_after
 from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.stages import has_stages, run_stage
 from tf_gradcomp.exchange import sparse
@@ -36,42 +36,51 @@ class StepResult(NamedTuple):
 def take_step(
     setup: Setup,
     communicators: Sequence[Communicator],
-    numbers: Sequence[int],
+    indices: Sequence[int],
     gradients: Sequence[Gradients],
     updates: tf.Tensor | None = None,
     observe: Observe | None = None,
 ) -> StepResult:
-    """Takes replicas through one step: the calling replica, or all replicas of a lockstep group.
+    """Runs one step: of the calling replica, or of all replicas of a lockstep group.
 
     Args:
         setup: The parts of the exchange.
         communicators: The communicators of the replicas.
-        numbers: The places, in the setup, of the gradients of this step.
+        indices: Indices, in the setup, of this step's gradients.
         gradients: Each replica's gradients.
         updates: The number of updates that the inner optimizer has made, if gradients are divided.
-        observe: Takes the places of dense gradients and the steps of all replicas, before the
+        observe: Called with the positions of dense gradients and all replicas' steps before the
             compressor runs, and returns the steps.
     """
-    replicas = [Replica(setup, numbers, one.local_replica, one) for one in communicators]
-    places = range(len(numbers))
-    slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
-    dense = [i for i in places if i not in slices]
+    replicas = [
+        Replica(setup, indices, communicator.local_replica, communicator)
+        for communicator in communicators
+    ]
+    positions = range(len(indices))
+    slices = [i for i in positions if setup.stays_sparse(indices[i], gradients[0][i])]
+    dense = [i for i in positions if i not in slices]
     finite = tf.constant(True)
 
-    added = [one.add_residuals(slices, own) for one, own in zip(replicas, gradients, strict=True)]
-    gradients, left = [own for own, _ in added], [rest for _, rest in added]
+    added = [
+        replica.add_residuals(slices, replica_gradients)
+        for replica, replica_gradients in zip(replicas, gradients, strict=True)
+    ]
+    gradients, new_residuals = (
+        [replica_gradients for replica_gradients, _ in added],
+        [remaining for _, remaining in added],
+    )
     sums: list[Any] = list(gradients[0])
     sent = [Sent.nothing() for _ in replicas]
     if slices:
         sent = _sum_slices(replicas, slices, gradients, sums)
-        finite = all_finite([sums[place] for place in slices])
+        finite = all_finite([sums[position] for position in slices])
     if dense:
         with contextlib.ExitStack() as on_host:
             steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
             if observe:
                 steps = observe(dense, steps)
             if has_stages(setup.compressor):
-                results, more = run_stage(
+                results, sent_by_method = run_stage(
                     setup.compressor,
                     steps[0].inputs,
                     lambda method: communicate(
@@ -80,18 +89,20 @@ def take_step(
                 )
             else:
                 streams = [step.reduce_by(setup.compressor) for step in steps]
-                results, more = communicate(streams, communicators)
+                results, sent_by_method = communicate(streams, communicators)
         finite = _restore(dense, gradients[0], results[0].reduced, results[0].touched, sums)
-        sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
-        for replica, result, own_sent in zip(replicas, results, more, strict=True):
+        sent = [
+            total.plus(dense_sent) for total, dense_sent in zip(sent, sent_by_method, strict=True)
+        ]
+        for replica, result, own_sent in zip(replicas, results, sent_by_method, strict=True):
             replica.set_fact(setup.variables.delayed, result.delayed, dense)
             replica.count(dense, own_sent, result.reduced.tensor_bytes)
             if setup.preconditioner and updates is not None:
                 _note_beginnings(replica, dense, result.begins, finite, updates)
 
-    for replica, rest in zip(replicas, left, strict=True):
+    for replica, replica_residuals in zip(replicas, new_residuals, strict=True):
         replica.count_exchange(finite)
-        replica.write_residuals(slices, dense, finite, rest)
+        replica.write_residuals(slices, dense, finite, replica_residuals)
     with tf.control_dependencies([finite]):  # not earlier: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)
@@ -105,27 +116,32 @@ def count_skip(skipped_steps: tf.Variable, finite: tf.Tensor) -> None:
 
 def _sum_slices(
     replicas: Sequence[Replica],
-    places: Sequence[int],
+    positions: Sequence[int],
     gradients: Sequence[Gradients],
     sums: list[Any],
 ) -> list[Sent]:
     """Sums slices without the compressor; puts the sums at their places."""
-    setup, numbers = replicas[0].setup, replicas[0].numbers
-    large = [place for place in places if setup.is_large(numbers[place])]
+    setup, indices = replicas[0].setup, replicas[0].indices
+    large = [position for position in positions if setup.is_large(indices[position])]
     if not setup.group.is_collective:
         large = []  # a choice would need collectives in a branch
-    small = [place for place in places if place not in large]
+    small = [position for position in positions if position not in large]
     sent = [Sent.nothing() for _ in replicas]
-    for some in [*([place] for place in large), small]:
-        if some:
-            more = _sum_some_slices(replicas, some, gradients, sums, choose=some != small)
-            sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
+    for group in [*([position] for position in large), small]:
+        if group:
+            sent_for_group = _sum_some_slices(
+                replicas, group, gradients, sums, choose=group != small
+            )
+            sent = [
+                total.plus(group_sent)
+                for total, group_sent in zip(sent, sent_for_group, strict=True)
+            ]
     return sent
 
 
 def _sum_some_slices(
     replicas: Sequence[Replica],
-    places: Sequence[int],
+    positions: Sequence[int],
     gradients: Sequence[Gradients],
     sums: list[Any],
     *,
@@ -134,40 +150,45 @@ def _sum_some_slices(
     """Sums the slices of some tables; a single table may be summed whole if that sends less."""
     setup, size = replicas[0].setup, replicas[0].setup.group.size
     communicators = [replica.communicator for replica in replicas]
-    given = [[own[place] for place in places] for own in gradients]
-    specs = [setup.specs[replicas[0].numbers[place]] for place in places]
+    slices_by_replica = [
+        [replica_gradients[position] for position in positions] for replica_gradients in gradients
+    ]
+    specs = [setup.specs[replicas[0].indices[position]] for position in positions]
     step = replicas[0].local(setup.variables.step).read_value()
     fingerprint = setup.compressor.fingerprint(specs)
     dtype = setup.compressor.slices_dtype or tf.float32
     word = metadata.tag_word(fingerprint, step)
 
     def gather() -> Any:
-        sums = [sparse.sum_slices(own, size, word, dtype) for own in given]
+        sums = [sparse.sum_slices(slices, size, word, dtype) for slices in slices_by_replica]
         return communicate(list(map(RequestStream, sums)), communicators)
 
-    def whole() -> Any:
-        sums = [sparse.sum_whole(own[0], dtype) for own in given]
+    def sum_table() -> Any:
+        sums = [sparse.sum_whole(slices[0], dtype) for slices in slices_by_replica]
         return communicate(list(map(RequestStream, sums)), communicators)
 
     if choose:
         rows, tag = specs[0].shape[0], metadata.tag(fingerprint, step, tf.float32, size)
-        votes = [sparse.prefer_dense(own[0], rows, size, tag) for own in given]
-        prefer, voted = communicate(list(map(RequestStream, votes)), communicators)
-        ends, sent = tf.cond(prefer[0], whole, gather)
-        sent = [one.plus(more) for one, more in zip(sent, voted, strict=True)]
+        votes = [sparse.prefer_dense(slices[0], rows, size, tag) for slices in slices_by_replica]
+        prefer, sent_for_votes = communicate(list(map(RequestStream, votes)), communicators)
+        ends, sent = tf.cond(prefer[0], sum_table, gather)
+        sent = [
+            slices_sent.plus(vote_sent)
+            for slices_sent, vote_sent in zip(sent, sent_for_votes, strict=True)
+        ]
     else:
         ends, sent = gather()
-    for replica, (_, tensor_bytes), of_one in zip(replicas, ends, sent, strict=True):
-        replica.count(places, of_one, tensor_bytes)
-    for place, total in zip(places, ends[0][0], strict=True):
-        sums[place] = total
+    for replica, (_, tensor_bytes), replica_sent in zip(replicas, ends, sent, strict=True):
+        replica.count(positions, replica_sent, tensor_bytes)
+    for position, total in zip(positions, ends[0][0], strict=True):
+        sums[position] = total
     return sent
 
 
 def _replica_steps(
     on_host: contextlib.ExitStack,
     replicas: Sequence[Replica],
-    places: Sequence[int],
+    positions: Sequence[int],
     gradients: Sequence[Gradients],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
@@ -175,10 +196,10 @@ def _replica_steps(
     """Returns the inputs of the compressor for each replica, with its state on the host."""
     setup = replicas[0].setup
     steps = []
-    for replica, own in zip(replicas, gradients, strict=True):
-        handles = on_host.enter_context(state_on_op_device(replica.state(places), setup.on_gpu))
-        given = [own[place] for place in places]
-        steps.append(_replica_step(replica, places, given, handles, finite, updates))
+    for replica, replica_gradients in zip(replicas, gradients, strict=True):
+        handles = on_host.enter_context(state_on_op_device(replica.state(positions), setup.on_gpu))
+        selected = [replica_gradients[position] for position in positions]
+        steps.append(_replica_step(replica, positions, selected, handles, finite, updates))
         if setup.variables.ahead:
             replica.communicator.ahead = replica.local(setup.variables.ahead.words)
     return steps
@@ -186,7 +207,7 @@ def _replica_steps(
 
 def _replica_step(
     replica: Replica,
-    places: Sequence[int],
+    positions: Sequence[int],
     gradients: Gradients,
     handles: dict[str, list[tf.Tensor]],
     finite: tf.Tensor,
@@ -194,16 +215,16 @@ def _replica_step(
 ) -> ReplicaStep:
     """Returns a replica's inputs to the exchange of dense gradients."""
     setup, communicator = replica.setup, replica.communicator
-    moments, not_yet = None, None
+    moments, unseen = None, None
     if setup.preconditioner and updates is not None:
-        since = replica.fact(setup.variables.facts.moments_since, places)
-        not_yet = not_begun(updates, since)
+        since = replica.fact(setup.variables.facts.moments_since, positions)
+        unseen = is_unstarted(updates, since)
         moments = setup.preconditioner.second_moments(
             handles, updates_after(updates, since), communicator.size, gradients
         )
-    numbers = [replica.numbers[place] for place in places]
+    indices = [replica.indices[position] for position in positions]
     inputs = StepInputs(
-        [setup.specs[number] for number in numbers],
+        [setup.specs[index] for index in indices],
         gradients,
         handles,
         replica.local(setup.variables.step).read_value(),
@@ -212,44 +233,44 @@ def _replica_step(
         communicator.size,
         moments,
         job_state=replica.job_state(),
-        indices=numbers,
+        indices=indices,
     )
     return ReplicaStep.new(
         inputs,
-        residuals_wait=replica.residuals_wait(places),
+        residuals_wait=replica.has_residuals(positions),
         residual_scale=replica.residual_scale,
-        unseen=not_yet,
+        unseen=unseen,
     )
 
 
 def _restore(
-    places: Sequence[int],
+    positions: Sequence[int],
     gradients: Gradients,
     reduced: Reduced,
     touched: Sequence[tf.Tensor | None],
     sums: list[Any],
 ) -> tf.Tensor:
-    """Puts sums at their places, in the dtypes and forms of a replica's own gradients.
+    """Stores the sums in the dtype and form of the local gradients.
 
     Returns whether to take the step: not if a sum overflows float16.
     """
     halves = []
-    for place, total, rows in zip(places, reduced.gradients, touched, strict=True):
-        sums[place] = sparse.as_given(gradients[place], total, rows)
-        if sums[place].dtype == tf.float16:
-            halves.append(sums[place])
+    for position, total, rows in zip(positions, reduced.gradients, touched, strict=True):
+        sums[position] = sparse.like_gradient(gradients[position], total, rows)
+        if sums[position].dtype == tf.float16:
+            halves.append(sums[position])
     finite = reduced.finite
     return tf.logical_and(finite, all_finite(halves)) if halves else finite
 
 
 def _note_beginnings(
     replica: Replica,
-    places: Sequence[int],
+    positions: Sequence[int],
     begins: tf.Tensor,
     finite: tf.Tensor,
     updates: tf.Tensor,
 ) -> None:
     """Records after a step which gradients have no second moments yet."""
     fact = replica.setup.variables.facts.moments_since
-    since = replica.fact(fact, places)
-    replica.set_fact(fact, since_after(updates, since, begins, finite), places)
+    since = replica.fact(fact, positions)
+    replica.set_fact(fact, next_start_step(updates, since, begins, finite), positions)

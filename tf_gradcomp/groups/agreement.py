@@ -56,7 +56,7 @@ def facts_if_different(
         digests = all_gather(tf.constant([digest], tf.int64)).numpy()
         if np.all(digests == digests[0]):
             return None
-        return [json.loads(other) for other in gather_bytes(text.encode(), all_gather)]
+        return [json.loads(facts_json) for facts_json in gather_bytes(text.encode(), all_gather)]
 
 
 def digest(values: np.ndarray) -> str:
@@ -72,9 +72,9 @@ def digest(values: np.ndarray) -> str:
     return found.hexdigest()
 
 
-def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
+def gather_bytes(local_data: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
     """Returns the bytes of each process."""
-    data = np.frombuffer(own, np.uint8).astype(np.int32)
+    data = np.frombuffer(local_data, np.uint8).astype(np.int32)
     lengths = all_gather(tf.constant([data.size], tf.int32)).numpy()
     padded = np.zeros([1, lengths.max()], np.int32)
     padded[0, : data.size] = data
@@ -87,9 +87,9 @@ def describe(facts: Sequence[Mapping[str, Any]], *, only_differences: bool = Fal
     names = sorted({name for worker in facts for name in worker})
     differences = [
         f"{name}: "
-        + ", ".join(f"worker {i} has {_at(worker, name)}" for i, worker in enumerate(facts))
+        + ", ".join(f"worker {i} has {_shown(worker, name)}" for i, worker in enumerate(facts))
         for name in names
-        if any(_at(worker, name) != _at(facts[0], name) for worker in facts)
+        if any(_shown(worker, name) != _shown(facts[0], name) for worker in facts)
     ]
     if only_differences:
         return "; ".join(differences)
@@ -100,7 +100,7 @@ def describe(facts: Sequence[Mapping[str, Any]], *, only_differences: bool = Fal
     )
 
 
-def _at(facts: Mapping[str, Any], name: str) -> str:
+def _shown(facts: Mapping[str, Any], name: str) -> str:
     return repr(facts[name]) if name in facts else "nothing"
 
 
@@ -139,15 +139,15 @@ class GradientAgreement:
             WorkersDisagreeError: On every worker, naming the variables that differ.
         """
         forms = ["sparse" if isinstance(g, tf.IndexedSlices) else "dense" for g in gradients]
-        given = tuple(zip(paths, forms, strict=True))
-        if given in self._agreed:
+        gradient_forms = tuple(zip(paths, forms, strict=True))
+        if gradient_forms in self._agreed:
             return
         with tf.init_scope():
-            facts: dict[str, Any] = {f"gradient of {path!r}": form for path, form in given}
+            facts: dict[str, Any] = {f"gradient of {path!r}": form for path, form in gradient_forms}
             facts["next action"] = "exchanging gradients"
             if progress is not None and not self._agreed:
                 facts.update(progress())
             # Other workers may know this list and be in a step with another list: then they never
             # come.
             self._agree(facts, LATER_LIST_SECONDS if self._agreed else None)
-        self._agreed.add(given)
+        self._agreed.add(gradient_forms)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_OF_COLLECTIVES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_COLLECTIVE_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _BY_CAST = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16)
 
 
@@ -19,7 +19,7 @@ def encoded(tensor: tf.Tensor) -> tf.Tensor:
     `decoded` undoes this. Strings have no such bits; see `gathered`.
     """
     dtype = tensor.dtype
-    if dtype in _OF_COLLECTIVES:
+    if dtype in _COLLECTIVE_DTYPES:
         return tensor
     if dtype in _BY_CAST:
         return tf.cast(tensor, tf.int32)
@@ -60,12 +60,12 @@ def _gathered_strings(value: Any, gather: Callable[[Any], tf.Tensor]) -> tf.Tens
 
 def as_bytes(strings: Any) -> bytes:
     """Returns an array of strings as bytes, which `as_strings` decodes."""
-    return json.dumps([one.decode("latin-1") for one in np.ravel(strings)]).encode()
+    return json.dumps([string.decode("latin-1") for string in np.ravel(strings)]).encode()
 
 
-def as_strings(given: bytes, shape: tf.TensorShape) -> tf.Tensor:
+def as_strings(data: bytes, shape: tf.TensorShape) -> tf.Tensor:
     """Returns the strings that `as_bytes` encoded, in a shape."""
-    strings = [one.encode("latin-1") for one in json.loads(given)]
+    strings = [string.encode("latin-1") for string in json.loads(data)]
     return tf.reshape(tf.constant(strings, tf.string), shape)
 
 

@@ -30,12 +30,12 @@ class Sent(NamedTuple):
         """No bytes."""
         return cls(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
 
-    def plus(self, other: Sent) -> Sent:
+    def plus(self, addend: Sent) -> Sent:
         """The sum of both."""
-        return Sent(self.payload_bytes + other.payload_bytes, self.sent_bytes + other.sent_bytes)
+        return Sent(self.payload_bytes + addend.payload_bytes, self.sent_bytes + addend.sent_bytes)
 
 
-class WordsAhead:
+class PrefixSize:
     """Number of payload words that each replica sends along with its length.
 
     A plain object, so that checkpoints do not hold it.
@@ -62,12 +62,12 @@ class Communicator:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
         local_replica: This replica's number among the replicas of its process.
-        ahead: This replica's variable of `WordsAhead`, which `all_gather_padded` sets for the next
+        ahead: This replica's variable of `PrefixSize`, which `all_gather_padded` sets for the next
             step. None if the process has several replicas, which would wait for each other in a
             branch.
         label: Distinguishes this exchange's collectives from others, if collectives have names.
         on_event: Called with the tensors of a request when its collective begins, and with the
-            answer when the collective ends; None if nobody counts collectives.
+            answer when the collective ends; None disables counting.
         all_gather: Takes an int32 [1, words] row of equal length from each replica, and returns
             all rows in the order of the replicas.
         all_reduce: Returns the sum of vectors of one length and dtype.
@@ -102,8 +102,10 @@ class Communicator:
             elements = tf.size(request.values, tf.int64)
             if request.metadata is not None:
                 elements += request.metadata.shape.num_elements()
-            own = self.element_bytes(request.values.dtype) * elements
-            return self.sum(request), Sent(own, 2 * (self.size - 1) * own // self.size)
+            local_bytes = self.element_bytes(request.values.dtype) * elements
+            return self.sum(request), Sent(
+                local_bytes, 2 * (self.size - 1) * local_bytes // self.size
+            )
         words = tf.size(request.payload)
         payload_bytes = 4 * tf.cast(words, tf.int64)
         if isinstance(request, Broadcast):
@@ -153,10 +155,10 @@ class Communicator:
         # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
         enough = tf.maximum(longest + longest // 8, room - room // 16)
         self.ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
-        more = tf.where(longest <= room, 0, longest)
-        again = functools.partial(self.all_gather, _padded(payload[:more], more))
+        second_length = tf.where(longest <= room, 0, longest)
+        again = functools.partial(self.all_gather, _padded(payload[:second_length], second_length))
         rows = tf.cond(longest <= room, lambda: first[:, 1 : longest + 1], again)
-        return rows, 1 + room + more
+        return rows, 1 + room + second_length
 
 
 def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -279,10 +281,10 @@ def communicate(
         for i, (request, communicator) in enumerate(zip(requests, communicators, strict=True)):
             if communicator.on_event:
                 communicator.on_event([request.sent])
-            answers[i], more = communicator.answer(request)
+            answers[i], answer_sent = communicator.answer(request)
             if communicator.on_event:
                 communicator.on_event([answers[i]])
-            sent[i] = sent[i].plus(more)
+            sent[i] = sent[i].plus(answer_sent)
         for i, stream in enumerate(streams):
             if stream.metadata:
                 answers[i] = stream.metadata.detach(answers[i])

@@ -24,7 +24,7 @@ _USE_LAUNCHER = "start the program by `gradcomp run --horovod` or `horovodrun --
 _trained_with_others = threading.Event()  # in this process, at some time
 
 
-def check_not_alone_by_mistake(group: Group) -> None:
+def check_not_single_by_mistake(group: Group) -> None:
     """Refuses to train alone in a process that is one of several.
 
     Each process would train alone, and nobody would notice. Evaluators and parameter servers run
@@ -47,7 +47,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
             f"each of them would train alone: {_USE_LAUNCHER if by_horovod else _USE_STRATEGY}. "
             f"{_ON_PURPOSE % 'TF_CONFIG'}"
         )
-    name, size = horovod_here.unseen()
+    name, size = horovod_here.mpirun_world_size_mismatch()
     if size > 1:
         raise ValueError(
             f"CompressedOptimizer: {name} says that this is one of {size} processes, but Horovod "

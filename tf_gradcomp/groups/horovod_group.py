@@ -41,11 +41,11 @@ class HorovodCommunicator(Communicator):
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Gathers vectors of any lengths by Horovod, which concatenates them, and pads them."""
         flat = self._gather(tf.concat([tf.size(payload)[tf.newaxis], payload], 0))
-        starts, lengths, place = [], [], tf.constant(0)
+        starts, lengths, start = [], [], tf.constant(0)
         for _ in range(self.size):
-            starts.append(place + 1)
-            lengths.append(flat[place])
-            place += 1 + flat[place]
+            starts.append(start + 1)
+            lengths.append(flat[start])
+            start += 1 + flat[start]
         longest = tf.reduce_max(lengths)
         rows = [
             tf.pad(flat[start : start + length], [[0, longest - length]])
@@ -62,8 +62,8 @@ class HorovodCommunicator(Communicator):
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """Returns the int32 vector of the replica whose rank is `root`."""
-        own = tf.where(tf.equal(root, self.rank), tf.size(payload), 0)
-        return tf.ensure_shape(self._gather(payload[:own]), payload.shape)
+        local_size = tf.where(tf.equal(root, self.rank), tf.size(payload), 0)
+        return tf.ensure_shape(self._gather(payload[:local_size]), payload.shape)
 
     def element_bytes(self, dtype: tf.DType) -> int:
         """Returns the bytes of each element of a sum in transit."""
@@ -129,7 +129,7 @@ class HorovodGroup(Group):
         return self.size == 1
 
     def check_current(self) -> None:
-        """Refuses to run under a strategy, or when Horovod has been shut down."""
+        """Raises under a strategy, or after Horovod has been shut down."""
         if tf.distribute.has_strategy():
             raise ValueError(
                 'CompressedOptimizer(group="horovod") was called under '
@@ -140,10 +140,10 @@ class HorovodGroup(Group):
             raise ValueError("Horovod was shut down, so its processes cannot reach each other.")
 
     def label(self, paths: Sequence[str]) -> str:
-        number = self._process_set.process_set_id
-        _exchanges[number] += 1
+        set_id = self._process_set.process_set_id
+        _exchanges[set_id] += 1
         first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
-        return f"{number}_{_exchanges[number]}_{first}"
+        return f"{set_id}_{_exchanges[set_id]}_{first}"
 
     def communicator(self, label: str = "") -> Communicator:
         return HorovodCommunicator(self._hvd, self._process_set, label)

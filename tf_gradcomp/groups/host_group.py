@@ -37,11 +37,11 @@ class HostGroup(StrategyGroup):
     def create(self, make: Callable[[], Result]) -> Result:
         """Returns the result of `make`, whose variables exist once on each host."""
 
-        def there() -> Result:
+        def create_on_host() -> Result:
             with tf.device(self.devices[0]):
                 return make()
 
-        return outside_scope(there)
+        return outside_scope(create_on_host)
 
     @property
     def each_replica(self) -> Callable[..., Any]:

@@ -45,11 +45,11 @@ def _kind(request: Request) -> tuple[Any, ...]:
 
 def _check_equal_lengths(requests: Sequence[Request]) -> None:
     """Refuses vectors of different lengths, with which real collectives hang or fail."""
-    first, *others = (tf.size(request.sent) for request in requests)
+    first, *lengths = (tf.size(request.sent) for request in requests)
     kind = type(requests[0]).__name__
-    for other in others:
+    for length in lengths:
         tf.debugging.assert_equal(
-            other, first, f"{kind}: the replicas' vectors must have equal lengths, but do not"
+            length, first, f"{kind}: the replicas' vectors must have equal lengths, but do not"
         )
 
 

@@ -17,25 +17,25 @@ from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.private import tensorflow as tf_private
 
 
-class RareExchanges:
+class PeriodicReduce:
     """Exchanges that are not in every step, and the sums of the latest step with an exchange.
 
     All traces of a step share the sums. A worker may trace its step alone, for a batch of another
     shape, and must not start a collective alone.
 
     Args:
-        number: The number of exchanges so far, int64; equal on all workers.
-        every: Sums follow every so many exchanges.
+        count: The number of exchanges so far, int64; equal on all workers.
+        every: Number of exchanges between two sums.
     """
 
-    def __init__(self, number: tf.Variable, every: int = 1) -> None:
-        self._number, self._every = number, every
-        self._kept: dict[tuple[int, int], tuple[tf.Variable, tf.Variable]] = {}
+    def __init__(self, count: tf.Variable, every: int = 1) -> None:
+        self._count, self._every = count, every
+        self._latest_sums: dict[tuple[int, int], tuple[tf.Variable, tf.Variable]] = {}
 
     @property
-    def number(self) -> tf.Tensor:
+    def count(self) -> tf.Tensor:
         """Returns the number of exchanges so far that sums have followed."""
-        return self._number.read_value() // self._every
+        return self._count.read_value() // self._every
 
     def latest(self, size: int, several: int) -> tuple[tf.Variable, tf.Variable]:
         """Returns the latest sums, float64 [size], and the number of exchanges at that time.
@@ -43,18 +43,18 @@ class RareExchanges:
         `several` is the number of optimizers whose exchanges are counted.
         """
         key = size, several
-        if key not in self._kept:
-            self._kept[key] = outside_scope(
+        if key not in self._latest_sums:
+            self._latest_sums[key] = outside_scope(
                 lambda: (
                     tf.Variable(tf.zeros([size], tf.float64)),
                     tf.Variable(-1, dtype=tf.int64),
                 )
             )
-        return self._kept[key]
+        return self._latest_sums[key]
 
 
 def means_over_replicas(
-    strategy: tf.distribute.Strategy, values: Any, exchanges: Sequence[RareExchanges] = ()
+    strategy: tf.distribute.Strategy, values: Any, exchanges: Sequence[PeriodicReduce] = ()
 ) -> Any:
     """Returns the mean of each value of a nested structure over all replicas.
 
@@ -67,7 +67,7 @@ def means_over_replicas(
         exchanges: If given, the means belong to the latest step that had an exchange.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
-    dtypes = [some[0].dtype for some in parts]
+    dtypes = [parts_by_replica[0].dtype for parts_by_replica in parts]
     means = [
         tf.cast(total / strategy.num_replicas_in_sync, dtype if dtype.is_floating else tf.float64)
         for total, dtype in zip(_sums(strategy, parts, exchanges), dtypes, strict=True)
@@ -82,8 +82,8 @@ def sums_over_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) 
     """
     parts = _parts(strategy, values)
     return [
-        tf.cast(total, some[0].dtype)
-        for total, some in zip(_sums(strategy, parts), parts, strict=True)
+        tf.cast(total, parts_by_replica[0].dtype)
+        for total, parts_by_replica in zip(_sums(strategy, parts), parts, strict=True)
     ]
 
 
@@ -117,30 +117,35 @@ def _number(part: Any) -> tf.Tensor:
 def _sums(
     strategy: tf.distribute.Strategy,
     parts: Sequence[Sequence[tf.Tensor]],
-    exchanges: Sequence[RareExchanges] = (),
+    exchanges: Sequence[PeriodicReduce] = (),
 ) -> list[tf.Tensor]:
     """The sums over all workers, as float64, of the values of this worker's replicas."""
     if not parts:
         return []
     # Tensors on a GPU are small, and go to the host anyway.
     with tf.device("CPU:0"):
-        own = [tf.add_n([tf.cast(part, tf.float64) for part in some]) for some in parts]
-        flat = [tf.reshape(total, [-1]) for total in own]
+        local_sums = [
+            tf.add_n([tf.cast(part, tf.float64) for part in parts_by_replica])
+            for parts_by_replica in parts
+        ]
+        flat = [tf.reshape(total, [-1]) for total in local_sums]
         packed = tf.concat(flat, 0)
         if tf_private.in_multi_worker_mode(strategy):
             total = functools.partial(tf_private.sum_over_workers, strategy, packed)
             seldom = exchanges and packed.shape.is_fully_defined() and not tf.executing_eagerly()
             packed = _latest(total, packed.shape[0], exchanges) if seldom else total()
         split = tf.split(packed, [tf.size(total) for total in flat])
-        return [tf.reshape(total, tf.shape(like)) for total, like in zip(split, own, strict=True)]
+        return [
+            tf.reshape(total, tf.shape(like)) for total, like in zip(split, local_sums, strict=True)
+        ]
 
 
 def _latest(
-    total: Callable[[], tf.Tensor], size: int, exchanges: Sequence[RareExchanges]
+    total: Callable[[], tf.Tensor], size: int, exchanges: Sequence[PeriodicReduce]
 ) -> tf.Tensor:
     """Returns the total of the latest step that changed the number of exchanges."""
     latest, seen = exchanges[0].latest(size, len(exchanges))
-    now = tf.add_n([one.number for one in exchanges])
+    now = tf.add_n([exchange.count for exchange in exchanges])
 
     def renew() -> None:
         latest.assign(total())

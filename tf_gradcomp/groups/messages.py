@@ -10,37 +10,37 @@ from tf_gradcomp.chief import is_chief
 _LOGGER = logging.getLogger("tf_gradcomp")
 
 
-def tell_user(message: str) -> None:
+def log_info(message: str) -> None:
     """Logs a message at level INFO of the logger "tf_gradcomp": once, and on the chief only.
 
     TensorFlow's logger is not used, because by default it shows warnings only. If a program has set
     up logging, its handlers and this logger's level decide which messages are shown.
     """
     if is_chief():
-        _tell_once(message)
+        _log_once(message)
 
 
-def warn_user(message: str) -> None:
+def log_warning(message: str) -> None:
     """Logs a message at level WARNING of the logger "tf_gradcomp", on the worker that calls."""
     _logger().warning(message)
 
 
 @functools.cache
-def _tell_once(message: str) -> None:
+def _log_once(message: str) -> None:
     _logger().info(message)
 
 
 def _logger() -> logging.Logger:
     if _LOGGER.level == logging.NOTSET:
         _LOGGER.setLevel(logging.INFO)
-    _LOGGER.removeHandler(_own_handler())
+    _LOGGER.removeHandler(_library_handler())
     if not _LOGGER.hasHandlers():  # a program may set up logging at any time
-        _LOGGER.addHandler(_own_handler())
+        _LOGGER.addHandler(_library_handler())
     return _LOGGER
 
 
 @functools.cache
-def _own_handler() -> logging.Handler:
+def _library_handler() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("tf_gradcomp: %(message)s"))
     return handler
@@ -48,4 +48,4 @@ def _own_handler() -> logging.Handler:
 
 def forget() -> None:
     """Forgets which messages were logged, as in a new program."""
-    _tell_once.cache_clear()
+    _log_once.cache_clear()

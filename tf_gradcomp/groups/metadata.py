@@ -113,8 +113,8 @@ def flags_as_numbers(flags: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Ten
     """Packs flags as digits into floats to be summed: no sum of digits overflows into the next."""
     digits = _digits(dtype, replicas)
     missing = -flags.shape.num_elements() % digits
-    ones = tf.reshape(tf.pad(tf.cast(flags, tf.float32), [[0, missing]]), [-1, digits])
-    return tf.cast(tf.reduce_sum(ones * _places(digits, replicas), 1), dtype)
+    digits_set = tf.reshape(tf.pad(tf.cast(flags, tf.float32), [[0, missing]]), [-1, digits])
+    return tf.cast(tf.reduce_sum(digits_set * _place_values(digits, replicas), 1), dtype)
 
 
 def flags_from_numbers(total: tf.Tensor, count: int, replicas: int) -> tf.Tensor:
@@ -122,8 +122,8 @@ def flags_from_numbers(total: tf.Tensor, count: int, replicas: int) -> tf.Tensor
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
         return tf.ensure_shape(total[:count] > 0, [count])
-    places = tf.cast(_places(digits, replicas), tf.int32)
-    counts = tf.cast(total, tf.int32)[:, tf.newaxis] // places % (replicas + 1)
+    place_values = tf.cast(_place_values(digits, replicas), tf.int32)
+    counts = tf.cast(total, tf.int32)[:, tf.newaxis] // place_values % (replicas + 1)
     return tf.ensure_shape(tf.reshape(counts > 0, [-1])[:count], [count])
 
 
@@ -148,10 +148,10 @@ def tag(
     base = 2 ** _EXACT_BITS[dtype] // replicas
     if base < 2:
         return tf.zeros([0], dtype)
-    number = tf.cast(tag_word(fingerprint, step, settings), tf.int64)
+    word = tf.cast(tag_word(fingerprint, step, settings), tf.int64)
     count = math.ceil(_TAG_BITS / math.log2(base))
-    places = tf.constant([base**i for i in range(count)], tf.int64)
-    return tf.cast(number // places % base, dtype)
+    place_values = tf.constant([base**i for i in range(count)], tf.int64)
+    return tf.cast(word // place_values % base, dtype)
 
 
 def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None) -> tf.Tensor:
@@ -174,5 +174,5 @@ def _digits(dtype: tf.DType, replicas: int) -> int:
     return max(1, math.floor(_EXACT_BITS[dtype] / math.log2(replicas + 1) + 1e-9))
 
 
-def _places(digits: int, replicas: int) -> tf.Tensor:
+def _place_values(digits: int, replicas: int) -> tf.Tensor:
     return tf.constant([float((replicas + 1) ** i) for i in range(digits)], tf.float32)

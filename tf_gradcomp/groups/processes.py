@@ -60,28 +60,28 @@ class Processes:
         """Returns the facts of all processes, which wait for each other; None if all are equal."""
         return None if self.size == 1 else agreement.facts_if_different(facts, self.gather)
 
-    def largest(self, numbers: Sequence[float]) -> list[float]:
+    def largest(self, values: Sequence[float]) -> list[float]:
         """The maximum of each number over all processes, which wait for each other here."""
         if self.size == 1:
-            return list(numbers)
+            return list(values)
         with tf.device("CPU:0"):
-            rows = self.gather(tf.constant([list(numbers)], tf.float64))
+            rows = self.gather(tf.constant([list(values)], tf.float64))
             return np.max(rows.numpy(), 0).tolist()
 
-    def from_first(self, numbers: np.ndarray) -> np.ndarray:
+    def broadcast_values(self, values: np.ndarray) -> np.ndarray:
         """Returns, on all processes, the numbers of the process that has the first replica."""
         if self.size == 1:
-            return numbers
-        given = numbers if self.is_first else np.zeros_like(numbers)
+            return values
+        contribution = values if self.is_first else np.zeros_like(values)
         with tf.device("CPU:0"):
-            return np.sum(self.gather(tf.constant(given[np.newaxis])).numpy(), 0)
+            return np.sum(self.gather(tf.constant(contribution[np.newaxis])).numpy(), 0)
 
-    def bytes_of_first(self, own: bytes) -> bytes:
+    def broadcast_bytes(self, local_data: bytes) -> bytes:
         """The first process's bytes, on all processes, which wait for each other here."""
         if self.size == 1:
-            return own
+            return local_data
         with tf.device("CPU:0"):
-            return agreement.gather_bytes(own, self.gather)[0]
+            return agreement.gather_bytes(local_data, self.gather)[0]
 
 
 def sums_over_workers(
@@ -90,12 +90,12 @@ def sums_over_workers(
     """Returns the sums of arrays over the workers, by one collective for each dtype."""
     sums = list(arrays)
     for dtype in sorted({array.dtype.name for array in arrays}):
-        places = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
-        flat = np.concatenate([arrays[i].ravel() for i in places])
+        indices = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
+        flat = np.concatenate([arrays[i].ravel() for i in indices])
         with tf.device("CPU:0"):
             total = tf_private.sum_over_workers(strategy, tf.constant(flat)).numpy()
-        ends = np.cumsum([arrays[i].size for i in places])[:-1]
-        for i, part in zip(places, np.split(total, ends), strict=True):
+        ends = np.cumsum([arrays[i].size for i in indices])[:-1]
+        for i, part in zip(indices, np.split(total, ends), strict=True):
             sums[i] = part.reshape(arrays[i].shape)
     return sums
 

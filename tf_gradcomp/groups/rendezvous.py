@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from tf_gradcomp.groups.messages import warn_user
+from tf_gradcomp.groups.messages import log_warning
 from tf_gradcomp.proxies import bypass, proxy_variable
 from tf_gradcomp.stall_reports import continues, waits
 from tf_gradcomp.tf_config import TFConfig, host_of
@@ -36,8 +36,8 @@ def wait_for_workers(task: TFConfig, limit: float) -> None:
         return
     started, next_report = time.monotonic(), _FIRST_REPORT
     missing = dict(enumerate(task.worker_addresses))
-    own = missing.pop(task.rank)
-    with _listening(own):
+    local_address = missing.pop(task.rank)
+    with _listening(local_address):
         while errors := {rank: connection_error(missing[rank]) for rank in missing}:
             missing = {rank: missing[rank] for rank, error in errors.items() if error}
             waited = time.monotonic() - started
@@ -50,18 +50,18 @@ def wait_for_workers(task: TFConfig, limit: float) -> None:
                 )
             if missing and waited >= next_report:
                 for line in _describe(missing, errors):
-                    warn_user(f"{waits(round(waited), 0)} {line}")
+                    log_warning(f"{waits(round(waited), 0)} {line}")
                 next_report += _BETWEEN_REPORTS
             if missing:
                 time.sleep(min(_LONGEST_PAUSE, 0.05 + waited / 10))
     if next_report > _FIRST_REPORT:
-        warn_user(continues(time.monotonic() - started))
+        log_warning(continues(time.monotonic() - started))
 
 
 def warn_of_proxy(task: TFConfig) -> None:
     """Warns if TensorFlow would connect the workers through a proxy."""
     for name, value in bypass([host_of(address) for address in task.worker_addresses]).items():
-        warn_user(
+        log_warning(
             f"the environment variable {proxy_variable()} names a proxy, and {name} does not "
             "except all workers, so TensorFlow connects the workers through the proxy. If the job "
             f"does not start, set {name}={value} in the environment of all workers."
@@ -105,8 +105,10 @@ def _listening(address: str) -> contextlib.AbstractContextManager[object]:
     """
     ipv6 = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
-    place = ("", int(address.rpartition(":")[2]))
+    socket_address = ("", int(address.rpartition(":")[2]))
     try:
-        return socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=ipv6)
+        return socket.create_server(
+            socket_address, family=family, backlog=_BACKLOG, dualstack_ipv6=ipv6
+        )
     except OSError:
         return contextlib.nullcontext()

@@ -51,7 +51,7 @@ def sum_of_concatenated(
 def assuming_independent(gradients: Iterable[Any]) -> Iterator[None]:
     """Within this context, the lookups with these gradients are known not to depend on a batch."""
     slices = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
-    token = _independent.set(frozenset(id(one.indices) for one in slices))
+    token = _independent.set(frozenset(id(gradient.indices) for gradient in slices))
     try:
         yield
     finally:

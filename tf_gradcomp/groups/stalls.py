@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.environment import HEARTBEAT_TIMEOUT, STALL_AFTER, START_TIMEOUT
-from tf_gradcomp.groups.messages import warn_user
+from tf_gradcomp.groups.messages import log_warning
 from tf_gradcomp.groups.rendezvous import connection_error
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.stall_reports import continues, step_name, waits
@@ -25,14 +25,14 @@ STALLS = 30.0  # seconds, so that a pause is reported before the heartbeats of t
 STARTS = 3600.0  # seconds
 
 
-def heartbeat_timeout(given: float | None) -> float:
+def heartbeat_timeout(seconds: float | None) -> float:
     """Returns the seconds after which TensorFlow considers a silent worker lost."""
-    return _seconds("heartbeat_timeout", given, HEARTBEAT_TIMEOUT, HEARTBEATS)
+    return _seconds("heartbeat_timeout", seconds, HEARTBEAT_TIMEOUT, HEARTBEATS)
 
 
-def stall_after(given: float | None) -> float:
+def stall_after(seconds: float | None) -> float:
     """Returns the seconds in a collective after which a worker reports a stall; 0 means never."""
-    return _seconds("stall_after", given, STALL_AFTER, STALLS, or_never=True)
+    return _seconds("stall_after", seconds, STALL_AFTER, STALLS, or_never=True)
 
 
 def start_timeout() -> float:
@@ -41,17 +41,17 @@ def start_timeout() -> float:
 
 
 def _seconds(
-    name: str, given: float | None, variable: str, default: float, *, or_never: bool = False
+    name: str, argument: float | None, variable: str, default: float, *, or_never: bool = False
 ) -> float:
     """Returns the time in seconds: the argument, the environment's value, or the default.
 
     Raises:
         ValueError: If it is not a number, or less than a second.
     """
-    value: Any = os.environ.get(variable) if given is None else given
+    value: Any = os.environ.get(variable) if argument is None else argument
     if value is None:
         return default
-    received = f"{variable if given is None else name}={value!r}"
+    received = f"{variable if argument is None else name}={value!r}"
     seconds = _number(value)
     if 1 <= seconds < math.inf or (or_never and seconds == 0):
         return seconds
@@ -110,7 +110,7 @@ class Progress:
 def _count(counter: tf.Variable, after: Sequence[Any]) -> None:
     if tf_private.in_xla():  # which may be on another device
         return
-    with tf.control_dependencies([one for one in after if isinstance(one, tf.Tensor)]):
+    with tf.control_dependencies([tensor for tensor in after if isinstance(tensor, tf.Tensor)]):
         counter.assign_add(1, read_value=False)
 
 
@@ -183,7 +183,7 @@ class Watchdog:
 
     Args:
         progress: This worker's counters of steps and collectives.
-        own: The number of this worker.
+        rank: The number of this worker.
         names: The names of all workers.
         seconds: The time for which a worker waits before it reports.
         store: Holds the reports of all workers.
@@ -193,14 +193,14 @@ class Watchdog:
     def __init__(
         self,
         progress: Progress,
-        own: int,
+        rank: int,
         names: Sequence[str],
         seconds: float,
         store: CoordinationStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
-        self._own = own
+        self._rank = rank
         self._names = names
         self._seconds = seconds
         self._store = store
@@ -263,7 +263,7 @@ class Watchdog:
 
     def _note_progress(self) -> None:
         if self._warned:
-            warn_user(continues(self._waited))
+            log_warning(continues(self._waited))
         if self._waited:
             self._post()
         self._waited, self._first_reports = 0.0, []
@@ -272,7 +272,7 @@ class Watchdog:
     def _post(self) -> bool:
         """Reports this worker's position; returns False if the store does not answer."""
         try:
-            self._store.post(self._own, Report(self._position, self._look))
+            self._store.post(self._rank, Report(self._position, self._look))
         except TimeoutError:
             return False
         return True
@@ -307,7 +307,7 @@ class Watchdog:
             self._warned_of_network = True
             late = ["All workers have arrived: the network is slow or cut."]
         self._warned = True
-        warn_user(" ".join([waits(self._seconds, self._position.steps), *late]))
+        log_warning(" ".join([waits(self._seconds, self._position.steps), *late]))
 
 
 def _key(worker: int) -> str:

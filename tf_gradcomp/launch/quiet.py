@@ -113,20 +113,20 @@ class Quiet:
         self._held = {}
         same: dict[int, list[int]] = {}
         for block in held:
-            rest: Sequence[str] = block.lines
+            lines: Sequence[str] = block.lines
             if self.stopped:
-                rest = [] if _is_interruption(block.lines) else block.lines
+                lines = [] if _is_interruption(block.lines) else block.lines
             elif found := self._repeated_by(block):
-                shown, rest = found
+                shown, lines = found
                 same.setdefault(shown.worker, []).append(block.worker)
             else:
                 self._later.append(block)
-            yield from ((block.worker, line) for line in rest)
-        for worker, others in same.items():
-            every = len(others) + 1 == self._workers
+            yield from ((block.worker, line) for line in lines)
+        for worker, workers in same.items():
+            every = len(workers) + 1 == self._workers
             # The job's end is printed next, with an error that ended all workers.
             if not (every and all_ended):
-                names = f"worker{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+                names = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
                 whom = "all workers" if every else f"{names} as on worker {worker}"
                 yield None, f"the same error on {whom}."
 
@@ -144,9 +144,9 @@ class Quiet:
         """Returns the shown traceback that a block repeats, if any, and the lines to show."""
         for shown in filter(None, [self._first, *self._later]):
             if shown.worker != block.worker:
-                rest = _beyond(block.lines, shown.lines)
-                if rest is not None:
-                    return shown, rest
+                lines = _beyond(block.lines, shown.lines)
+                if lines is not None:
+                    return shown, lines
         return None
 
 
@@ -164,12 +164,13 @@ def _is_interruption(lines: Sequence[str]) -> bool:
 
 def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:
     """Returns the lines after the traceback in `lines`; None if `shown` has another traceback."""
-    own, other = (_until_log(one) for one in (lines, shown))
-    both = min(len(own), len(other))
+    lines_here, lines_shown = (_until_log(block) for block in (lines, shown))
+    common = min(len(lines_here), len(lines_shown))
     equal = all(
-        same_but_for_numbers(a) == same_but_for_numbers(b) for a, b in zip(own, other, strict=False)
+        same_but_for_numbers(a) == same_but_for_numbers(b)
+        for a, b in zip(lines_here, lines_shown, strict=False)
     )
-    return lines[both:] if equal and _has_error(own[:both]) else None
+    return lines[common:] if equal and _has_error(lines_here[:common]) else None
 
 
 def _has_error(traceback: Sequence[str]) -> bool:

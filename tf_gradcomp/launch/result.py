@@ -16,7 +16,7 @@ LOST_OTHERS = re.compile(
 )
 _SAME_STEPS = "All workers must take the same number of steps."
 # The parts in which equal errors differ between workers: numbers, addresses, generated names.
-_OF_A_WORKER = re.compile(r"0x[0-9a-f]+|__autograph_generated_file\w+|\d+")
+_WORKER_DETAILS = re.compile(r"0x[0-9a-f]+|__autograph_generated_file\w+|\d+")
 # TensorFlow's log, which is not an error; and the lines before TensorFlow or Python aborts.
 LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
 _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
@@ -143,8 +143,8 @@ class JobResult:
             f"worker {first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
             for end in early
         ]
-        others = [end for end in self.ends if end is not first and end not in early]
-        same = [end for end in others if first.error and _manner(end) == _manner(first)]
+        later_ends = [end for end in self.ends if end is not first and end not in early]
+        same = [end for end in later_ends if first.error and _manner(end) == _manner(first)]
         if same and len(same) + 1 == len(self.ends):
             return [f"all workers died with the same error, {_details(first)}"]
         lines.append(f"worker {first.index} died{'' if early else ' first'}, {_details(first)}")
@@ -152,7 +152,7 @@ class JobResult:
             indices = ", ".join(str(index) for index in sorted(end.index for end in same))
             workers = f"worker{'s' if len(same) > 1 else ''} {indices}"
             lines.append(f"{workers} followed, with the same error.")
-        for end in others:
+        for end in later_ends:
             if end.ended_by_launcher:
                 lines.append(f"worker {end.index} was still running and has been ended.")
             elif end.returncode == 0:
@@ -172,7 +172,7 @@ def is_message(line: str) -> bool:
 
 def same_but_for_numbers(text: str) -> str:
     """Returns the text without the parts in which equal errors differ between workers."""
-    return _OF_A_WORKER.sub("#", text)
+    return _WORKER_DETAILS.sub("#", text)
 
 
 def _manner(end: WorkerEnd) -> tuple[bool, str, str]:
@@ -186,11 +186,11 @@ def _details(end: WorkerEnd) -> str:
     return f"after {end.seconds:.1f} s: {end.how}{hint}{reason}"
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return signal.Signals(signal_number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {signal_number}"
 
 
 def _error_line(lines: tuple[str, ...]) -> str:

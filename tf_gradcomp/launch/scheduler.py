@@ -116,11 +116,11 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    numbers = []
+    names = []
     for part in ranges.split(","):
         low, _, high = part.partition("-")
-        numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high or low) + 1)]
-    return numbers
+        names += [str(n).zfill(len(low)) for n in range(int(low), int(high or low) + 1)]
+    return names
 
 
 def expand_counts(text: str) -> list[int]:

@@ -120,8 +120,8 @@ def parse_hosts(text: str) -> list[Host]:
             "the other hosts reach it"
         )
     return [
-        Host(name, number, addresses[name], _is_local(addresses[name]))
-        for name, number in workers.items()
+        Host(name, worker_count, addresses[name], _is_local(addresses[name]))
+        for name, worker_count in workers.items()
     ]
 
 
@@ -142,11 +142,11 @@ def _address_of(name: str) -> str:
 
 def _is_local(address: str) -> bool:
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(
             address.strip("[]"), 0, type=socket.SOCK_STREAM
         )[0]
         with socket.socket(family, kind, protocol) as bound:
-            bound.bind(place)  # Linux binds only to the machine's own addresses
+            bound.bind(socket_address)  # Linux binds only to the machine's own addresses
     except OSError:
         return False
     return True

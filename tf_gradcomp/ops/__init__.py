@@ -14,7 +14,7 @@ from tf_gradcomp.ops.chunks import (
     chunk_split,
     chunk_take,
     leader_apply,
-    leader_place_words,
+    leader_index_words,
     leader_select,
     leader_take,
 )
@@ -73,7 +73,7 @@ __all__ = [
     "count_sketch",
     "count_sketch_largest",
     "leader_apply",
-    "leader_place_words",
+    "leader_index_words",
     "leader_select",
     "leader_take",
     "library_info",

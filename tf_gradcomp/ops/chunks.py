@@ -61,13 +61,13 @@ class ChunkSplit(NamedTuple):
     Attributes:
         whole: int32 [n], the indices of entries in tensors with chunks of one, sent as float32.
         coded: int32 [m], the indices of the other entries, sent in a few bits.
-        scale_of: int32 [m], the index of each coded entry's scale; each tensor has a scale.
+        scale_indices: int32 [m], the index of each coded entry's scale; each tensor has a scale.
         counts: int64 [scales], the number of entries of each scale.
     """
 
     whole: tf.Tensor
     coded: tf.Tensor
-    scale_of: tf.Tensor
+    scale_indices: tf.Tensor
     counts: tf.Tensor
 
 
@@ -77,7 +77,7 @@ def chunk_split(chunked: Chunked) -> ChunkSplit:
 
 
 def chunk_take(chunked: Chunked, offsets: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor:
-    """Takes the values that a replica contributes to the sum.
+    """Gathers the values that this replica adds to the sum.
 
     Args:
         chunked: The sums to take from; they stay as they are.
@@ -94,7 +94,7 @@ def chunk_apply(
     chunked: Chunked,
     offsets: tf.Tensor,
     totals: tf.Tensor,
-    own_finite: tf.Tensor | bool,
+    local_finite: tf.Tensor | bool,
     finite: tf.Tensor | bool,
     *,
     rests: tf.Tensor | None = None,
@@ -108,7 +108,7 @@ def chunk_apply(
         chunked: Its residuals are updated in place.
         offsets: int32 [words], the same on all replicas.
         totals: float32 [chunks + 1], the sum over the replicas of `chunk_take`.
-        own_finite: bool scalar, whether this replica's gradients are finite.
+        local_finite: bool scalar, whether this replica's gradients are finite.
         finite: bool scalar; if false, the step is skipped.
         rests: float32 [chunks], the part of y at the chosen places that this replica did not
             send; None means zeros.
@@ -121,7 +121,7 @@ def chunk_apply(
     return library.load().chunk_apply(
         offsets=offsets,
         totals=totals,
-        own_finite=own_finite,
+        own_finite=local_finite,
         finite=finite,
         rests=tf.zeros([0]) if rests is None else rests,
         filter=filter,
@@ -152,14 +152,14 @@ class LeaderSelection(NamedTuple):
         }
 
 
-def leader_place_words(elements: int, entries: int) -> int:
+def leader_index_words(elements: int, entries: int) -> int:
     """Returns the number of int32 words for the positions of some entries of a tensor.
 
     The positions are packed, the lowest bits first, each with the bits that the last position of
     the tensor needs.
 
     Args:
-        elements: Of the tensor.
+        elements: The tensor's size.
         entries: The number of chosen entries.
     """
     return -(-entries * max(1, (elements - 1).bit_length()) // 32)
@@ -177,34 +177,34 @@ def leader_select(
             `"magnitude"`, descending. Equal values keep their order.
 
     Returns:
-        places, int32 [words], tensor by tensor (see `leader_place_words`), all zeros if y is not
+        places, int32 [words], tensor by tensor (see `leader_index_words`), all zeros if y is not
         finite; and finite, bool scalar: whether all of y is.
     """
     return library.load().leader_select(lead=lead, order=order, **selection.arguments())
 
 
 def leader_take(
-    selection: LeaderSelection, places: tf.Tensor, finite: tf.Tensor | bool
+    selection: LeaderSelection, indices: tf.Tensor, finite: tf.Tensor | bool
 ) -> tf.Tensor:
     """Returns a replica's values: y at the positions, and all of y for tensors that are sent whole.
 
     Args:
         selection: The tensors; nothing is changed.
-        places: int32 [words], as `leader_select` made them on one replica.
+        indices: int32 [words], as `leader_select` made them on one replica.
         finite: bool scalar, whether this replica's y is. If not, zeros are returned.
 
     Returns:
         float32 [values], tensor by tensor.
     """
-    return library.load().leader_take(places=places, finite=finite, **selection.arguments())
+    return library.load().leader_take(places=indices, finite=finite, **selection.arguments())
 
 
 def leader_apply(
     selection: LeaderSelection,
-    places: tf.Tensor,
+    indices: tf.Tensor,
     totals: tf.Tensor,
     rests: tf.Tensor,
-    own_finite: tf.Tensor | bool,
+    local_finite: tf.Tensor | bool,
     finite: tf.Tensor | bool,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Ends a step: spreads the totals over dense tensors, and keeps unsent values.
@@ -213,11 +213,11 @@ def leader_apply(
 
     Args:
         selection: Its residuals are updated in place.
-        places: int32 [words], as `leader_select` made them on one replica.
+        indices: int32 [words], as `leader_select` made them on one replica.
         totals: float32 [values], the sum of what all replicas sent, in the order of `leader_take`.
         rests: float32 [at most values], the unsent parts of the first values that `leader_take`
             returned. The other values were sent unchanged.
-        own_finite: bool scalar, whether this replica's y is finite.
+        local_finite: bool scalar, whether this replica's y is finite.
         finite: bool scalar; if false, the step is skipped.
 
     Returns:
@@ -225,10 +225,10 @@ def leader_apply(
         scalar: whether the step is taken.
     """
     return library.load().leader_apply(
-        places=places,
+        places=indices,
         totals=totals,
         rests=rests,
-        own_finite=own_finite,
+        own_finite=local_finite,
         finite=finite,
         **selection.arguments(),
     )

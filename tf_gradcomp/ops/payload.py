@@ -30,7 +30,7 @@ def payload_write(
     num_tensors: int | None = None,
     same_length: bool = True,
 ) -> tf.Tensor:
-    """Puts the header in front of a body.
+    """Prepends the header to a payload's body.
 
     Args:
         body: int32 [words].
@@ -134,7 +134,7 @@ def pass_if_equal(
     check of another, which waits for a collective that both must have begun.
 
     Args:
-        value: Of any shape and dtype.
+        value: A tensor of any shape and dtype.
         actual: float32.
         expected: float32, in the same shape.
         message: The message of the error.
@@ -182,7 +182,7 @@ def decode(
         step=tf.convert_to_tensor(step, tf.int64),
         N=len(shapes),
         shapes=list(shapes),
-        **_given(settings),
+        **_worker_count(settings),
     )
 
 
@@ -209,11 +209,11 @@ def put_back(
         tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
     """
     return getattr(library.load(), f"{method}_put_back")(
-        residuals=handles_of(residuals), payload=payload, **_given(settings)
+        residuals=handles_of(residuals), payload=payload, **_worker_count(settings)
     )
 
 
-def _given(settings: dict[str, Any]) -> dict[str, Any]:
+def _worker_count(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns settings as the ops take them."""
     return {
         name: tensor_of(value) if name in _PER_TENSOR else value for name, value in settings.items()

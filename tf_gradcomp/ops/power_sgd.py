@@ -85,7 +85,7 @@ def power_sgd_right(
     *,
     ranks: Settings,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes P orthonormal, and computes a replica's contribution to the second sum.
+    """Orthonormalizes P and computes this replica's term of the second sum.
 
     A column of P becomes zero if it is a combination of the columns before it, to 1e-4 of its
     length. No variable changes.
@@ -195,7 +195,7 @@ def power_sgd_reduce_projected(
     gradients: Sequence[tf.Tensor],
     factors: Sequence[tf.Tensor | tf.Variable],
     step: tf.Tensor | int,
-    own: tf.Tensor,
+    factor: tf.Tensor,
     total: tf.Tensor,
     *,
     keep: tf.Tensor | bool,
@@ -210,8 +210,8 @@ def power_sgd_reduce_projected(
         factors: As for `power_sgd_project`; updated in place. Columns after the first r become
             zero.
         step: As for `power_sgd_project`.
-        own: From `power_sgd_project`.
-        total: float32, `own` summed over the replicas.
+        factor: From `power_sgd_project`.
+        total: float32, `factor` summed over the replicas.
         keep: As for `power_sgd_reduce`.
         finite: As for `power_sgd_reduce`.
         ranks: As for `power_sgd_left`.
@@ -224,7 +224,7 @@ def power_sgd_reduce_projected(
         gradients=list(gradients),
         factors=handles_of(factors),
         step=tf.convert_to_tensor(step, tf.int64),
-        own=own,
+        own=factor,
         total=total,
         keep=keep,
         finite=finite,

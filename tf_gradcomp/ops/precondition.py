@@ -41,9 +41,9 @@ class SecondMoments(NamedTuple):
 
     def squares_or_empty(self) -> list[tf.Tensor]:
         """Returns the squares, with an empty tensor for a gradient that uses its own squares."""
-        if all(one is None for one in self.squares):
+        if all(square is None for square in self.squares):
             return []
-        return [tf.zeros([0]) if one is None else one for one in self.squares]
+        return [tf.zeros([0]) if square is None else square for square in self.squares]
 
 
 def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -81,19 +81,21 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
     )
     if not second_moments.largest:
         return divided
-    own, largest = map(handles_of, (second_moments.variables, second_moments.largest))
+    second_moment_handles, largest = map(
+        handles_of, (second_moments.variables, second_moments.largest)
+    )
     steps = tf.unstack(tf.broadcast_to(second_moments.step, [len(divided)]))
     return [
-        gradient * _root_by_largest(second_moments, *of_one)
-        for gradient, *of_one in zip(divided, own, largest, steps, strict=True)
+        gradient * _root_by_largest(second_moments, *arguments)
+        for gradient, *arguments in zip(divided, second_moment_handles, largest, steps, strict=True)
     ]
 
 
 def _root_by_largest(
-    second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor, step: tf.Tensor
+    second_moments: SecondMoments, second_moment: tf.Tensor, largest: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """Updates AMSGrad's largest moments; returns the ratio of Adam's divisor to AMSGrad's."""
-    now = tf.raw_ops.ReadVariableOp(resource=own, dtype=tf.float32)
+    now = tf.raw_ops.ReadVariableOp(resource=second_moment, dtype=tf.float32)
     most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
     tf.raw_ops.AssignVariableOp(resource=largest, value=most)
     correction = 1 - tf.pow(second_moments.beta_2, tf.cast(step, tf.float32))

@@ -314,7 +314,7 @@ def count_sketch_largest(
 
     Args:
         sums: float32 [rows * columns], the sum of sketches.
-        settings: Of the sketches.
+        settings: Settings of the sketches.
         size: Entries in each sketched vector, below 2^31.
         count: Entries to find, up to `size`.
 

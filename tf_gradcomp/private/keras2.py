@@ -78,23 +78,25 @@ def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
         optimizer.build(variables)
 
 
-def variables_of(optimizer: Any, of_model: Sequence[Any] = ()) -> list[tf.Variable]:
+def variables_of(optimizer: Any, model_variables: Sequence[Any] = ()) -> list[tf.Variable]:
     """Returns all variables of an optimizer, which legacy ones call their weights.
 
-    Legacy ones have them in the order in which they were made, which is another one after a
-    checkpoint was restored. The order of `of_model`, the variables that it trains, decides here.
+    Legacy ones have them in the order of their creation, which differs after a checkpoint was
+    restored. The order of `model_variables`, the variables that it trains, decides here.
     """
     if not isinstance(optimizer, Legacy):
         return list(optimizer.variables)
     order: dict[int, tuple[int, int, int]] = {}
     for level, inside in enumerate(within(optimizer)):
         for kind, name in enumerate(inside.get_slot_names()):
-            of_kind = [inside._slots.get(_key(variable), {}).get(name) for variable in of_model]
-            order |= {id(slot): (level, kind, i) for i, slot in enumerate(of_kind)}
+            kind_slots = [
+                inside._slots.get(_key(variable), {}).get(name) for variable in model_variables
+            ]
+            order |= {id(slot): (level, kind, i) for i, slot in enumerate(kind_slots)}
     return sorted(optimizer.weights, key=lambda weight: order.get(id(weight), (-1, 0, 0)))
 
 
-def own_variables(optimizer: Any) -> list[tf.Variable]:
+def state_variables(optimizer: Any) -> list[tf.Variable]:
     """Returns an optimizer's own variables, without the optimizer in a loss scaler.
 
     A loss scaler's own have no public name.
@@ -161,10 +163,10 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
         steps: Variables, and what updates them, weight decay of new-style optimizers excluded; with
             other variables, `core` runs unchanged.
     """
-    of_variables = {_key(variable): step for variable, step in steps}
+    step_by_key = {_key(variable): step for variable, step in steps}
 
     def step_of(variable: Any) -> Step | None:
-        return of_variables.get(_key(variable))
+        return step_by_key.get(_key(variable))
 
     if isinstance(core, Legacy):
         with (
@@ -173,7 +175,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
         ):
             yield
         return
-    whole = core.update_step
+    full_update = core.update_step
     computed = getattr(core, _COMPUTED, None)
 
     def update_step(gradient: Any, variable: Any) -> None:
@@ -183,7 +185,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
             return
         if computed is not None:  # then Nadam uses its stored product as it is
             vars(core)[_COMPUTED] = core.iterations + 2
-        whole(gradient, variable)
+        full_update(gradient, variable)
 
     compiles, core.jit_compile = core.jit_compile, False  # Keras keeps compiled functions
     try:
@@ -276,7 +278,7 @@ def lending_generator() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
+def initial_position(model: keras.Model, steps: int | None) -> tuple[int, int]:
     """Returns the epoch and step at which `BackupAndRestore` continues `fit`; no public name."""
     epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)
     return int(epoch), int(step)

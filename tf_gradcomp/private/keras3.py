@@ -39,7 +39,7 @@ def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
         optimizer.build(variables)
 
 
-def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def state_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns an optimizer's own variables, not a wrapped optimizer's; private in Keras 2."""
     return list(optimizer.variables)
 
@@ -54,7 +54,7 @@ def applying() -> keras.optimizers.Optimizer | None:
 
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Has the optimizer apply gradients, which are already sums, unchanged, within this context.
+    """Within this context, the optimizer applies gradients, already summed, unchanged.
 
     Within this context, the optimizer sums nothing; Keras 3 has no public switch for this. The
     optimizer also skips Keras' branches. To accumulate gradients, and to overwrite weights by their
@@ -122,7 +122,7 @@ def clip(
 
 
 def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
-    """Takes the weights into their moving averages, if it keeps any; called in a replica.
+    """Updates the moving averages of the weights, if any; called in a replica.
 
     Publicly only `apply` does so.
     """
@@ -147,7 +147,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return optimizer._trainable_variables
 
 
-def initial_place(model: keras.Model, _: int | None) -> tuple[int, int]:
+def initial_position(model: keras.Model, _: int | None) -> tuple[int, int]:
     """The epoch and the step at which `BackupAndRestore` lets `fit` continue; no public name."""
     return model._initial_epoch or 0, 0
 
@@ -211,7 +211,7 @@ def random_states(model: keras.Model) -> list[list[int] | None]:
 
 
 def set_random_states(model: keras.Model, states: Sequence[list[int] | None]) -> None:
-    """Lets generators draw on from the `states`, unless they belong to another model."""
+    """Restores generator `states`, unless they belong to another model."""
     variables = _generator_variables(model)
     if len(states) != len(variables) + 1:
         return
@@ -244,9 +244,9 @@ class Backup(NamedTuple):
     """
 
     weights: str
-    place: str
+    progress: str
     former_weights: str
-    former_place: str
+    former_progress: str
     trained: dict[str, int]
 
     @classmethod

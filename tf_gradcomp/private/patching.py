@@ -113,7 +113,9 @@ def check_replacement(original: Callable[..., Any], by: Callable[..., Any]) -> N
     """
     theirs = list(inspect.signature(original).parameters)
     _, *ours = inspect.signature(by).parameters.values()
-    named = [one.name for one in ours if one.kind is one.POSITIONAL_OR_KEYWORD]
+    named = [
+        parameter.name for parameter in ours if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     if theirs[: len(named)] != named or (len(named) == len(ours) and len(theirs) != len(named)):
         raise ChangedFunctionError(f"its parameters are {', '.join(theirs)}")
 

@@ -83,7 +83,7 @@ class ForwardingOps(tf.distribute.CrossDeviceOps):
 
 
 def install(strategy: tf.distribute.Strategy, ops: ForwardingOps) -> None:
-    """Has a strategy reduce by `ops`; TensorFlow's multi-worker strategy takes no such argument."""
+    """Sets a strategy's cross-device ops, for which its constructor has no argument."""
     ops.forward_to = strategy.extended._cross_device_ops
     strategy.extended._cross_device_ops = ops
 
@@ -195,7 +195,7 @@ def all_reduce_of(launcher_: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:
-    """Gives all replicas the value of the one whose `is_root` is true, by one collective.
+    """Broadcasts the value of the replica whose `is_root` is true.
 
     No public API broadcasts in a replica, and none lets the root change from step to step.
     """
@@ -215,7 +215,7 @@ def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf
 
 
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
-    """Lets the strategy's collectives run within a loop or branch of a `tf.function`.
+    """Allows the strategy's collectives in loops and branches of a `tf.function`.
 
     TensorFlow feeds a key to each collective when the outermost function is called. A single key
     for all iterations of a loop fails if their lengths differ, and if a function is called from a
@@ -238,12 +238,12 @@ def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
 
 def on_initial_values(
     strategy: tf.distribute.Strategy,
-    of_chief: Callable[[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]], tf.Tensor],
+    chief_value: Callable[[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]], tf.Tensor],
 ) -> None:
-    """Has `of_chief(value, broadcast)` called for the initial value of each variable.
+    """Calls `chief_value(value, broadcast)` for each variable's initial value.
 
-    `of_chief` returns the chief's value; TensorFlow's own function calls `broadcast`, which takes
-    few dtypes. No public API sees a value earlier.
+    `chief_value` returns the chief's value. TensorFlow's own function calls `broadcast`, which
+    takes few dtypes. No public API sees a value earlier.
     """
     extended = strategy.extended
     original = extended._get_variable_creator_initial_value
@@ -253,16 +253,16 @@ def on_initial_values(
             return original(replica_id, device, primary_var, **kwargs)
 
         def broadcast(value: tf.Tensor) -> tf.Tensor:
-            as_given = {**kwargs, "initial_value": value, "dtype": value.dtype}
-            return original(replica_id, device, primary_var, **as_given)()
+            arguments = {**kwargs, "initial_value": value, "dtype": value.dtype}
+            return original(replica_id, device, primary_var, **arguments)()
 
         def initial_value() -> tf.Tensor:
-            given = kwargs["initial_value"]
+            initial = kwargs["initial_value"]
             with tf.device(device):
-                value = given() if callable(given) else given
+                value = initial() if callable(initial) else initial
                 if isinstance(value, _trackable.CheckpointInitialValue):
                     value = value.wrapped_value
-                return of_chief(tf.convert_to_tensor(value, kwargs.get("dtype")), broadcast)
+                return chief_value(tf.convert_to_tensor(value, kwargs.get("dtype")), broadcast)
 
         return initial_value
 
@@ -270,7 +270,7 @@ def on_initial_values(
 
 
 def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
-    """Makes the strategy create variables without elements separately on each worker.
+    """Creates empty variables locally on each worker.
 
     TensorFlow broadcasts the first worker's initial values. A value without elements may also have
     no memory (as `np.zeros(0)`), and the first worker dies of SIGSEGV.
@@ -303,7 +303,7 @@ def _broadcast_unless_empty(
 
 
 def exchange_no_empty_tensors(strategy: tf.distribute.Strategy) -> None:
-    """Lets `Strategy.reduce` and `gather` work where all replicas have tensors without elements.
+    """Makes `Strategy.reduce` and `gather` accept empty tensors.
 
     TensorFlow's collectives read memory that such tensors may not have, and the process dies.
     """
@@ -316,8 +316,8 @@ def exchange_no_empty_tensors(strategy: tf.distribute.Strategy) -> None:
 
 def _launchers_of_steps(strategy: tf.distribute.Strategy) -> list[Any]:
     extended = strategy.extended
-    of_strategy = (cross_device_ops(strategy), extended._host_cross_device_ops)
-    return [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
+    all_ops = (cross_device_ops(strategy), extended._host_cross_device_ops)
+    return [launcher_ for ops in all_ops for launcher_ in ops._launchers]
 
 
 def _reduce_unless_empty(reduce: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -334,20 +334,20 @@ def _gather_unless_empty(
     shape = tf.shape(value)
     empty = tf.cast(tf.equal(tf.size(value), 0), tf.int32)
     rows = gather(tf.pad(tf.reshape(value, [-1]), [[0, empty]]), options)
-    of_all = tf.concat([shape[:1] * replicas, shape[1:]], 0)
-    return tf.reshape(rows[: tf.reduce_prod(of_all)], of_all)
+    full_shape = tf.concat([shape[:1] * replicas, shape[1:]], 0)
+    return tf.reshape(rows[: tf.reduce_prod(full_shape)], full_shape)
 
 
 def on_collectives(
     strategy: tf.distribute.Strategy, call: Callable[[Sequence[tf.Tensor]], None]
 ) -> None:
-    """Has `call(tensors)` called when a collective of TensorFlow's own begins, and when it ends.
+    """Calls `call(tensors)` at the begin and end of each of TensorFlow's collectives.
 
     The tensors are the inputs and the outputs of the collective. If a worker has several replicas,
     only the collectives of its first replica count. No public API sees collectives.
     """
-    of_steps = (cross_device_ops(strategy), strategy.extended._host_cross_device_ops)
-    launchers = [ops._launchers[0] for ops in of_steps]
+    all_ops = (cross_device_ops(strategy), strategy.extended._host_cross_device_ops)
+    launchers = [ops._launchers[0] for ops in all_ops]
     for launcher_ in [*launchers, _launcher_of_means(strategy), _launcher_of_host(strategy)]:
         for name in ("all_reduce", "_all_gather"):
             setattr(launcher_, name, functools.partial(_calling, call, getattr(launcher_, name)))
@@ -363,7 +363,7 @@ def _calling(
 
 
 def in_loop_or_eager() -> bool:
-    """Tells whether code runs eagerly, or is traced within a loop or branch of a function.
+    """Whether code runs eagerly or is traced in a loop or branch of a function.
 
     There, the order of collectives that don't wait for each other may differ among workers.
     """
@@ -396,7 +396,7 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
 
 
 def use_logical_cpus(replicas: int) -> None:
-    """Gives each worker of later strategies several replicas, on logical CPU devices.
+    """Splits the CPU into logical devices, one per replica of later strategies.
 
     `MultiWorkerMirroredStrategy` itself takes only one CPU device. Must be called before TensorFlow
     is initialized.
@@ -511,7 +511,7 @@ def _names_of_files(dataset: Any) -> tf.data.Dataset | None:
 
 def _reads_files(function: Any) -> bool:
     graph = function.function.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
     return any(
         node.op.startswith(tuple(class_.__name__[:-2] for class_ in _READERS)) for node in nodes
     )

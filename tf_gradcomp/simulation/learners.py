@@ -133,7 +133,7 @@ class Learners:
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         most = self.exchange.policy.max_dense_elements
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
-        self._reduce_unseen = _traced(self._reduce) if graph else self._reduce
+        self._traced_reduce = _traced(self._reduce) if graph else self._reduce
         self._residual_norm = _traced(self._mean_residual_norm)
         self._gradients = _traced(self._local_gradients)
         self._apply_local = _traced(self._take_local_step)
@@ -170,7 +170,7 @@ class Learners:
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
         for learner, share in enumerate(shares(x, y, self._size)):
-            loss, gradients = self._gradients_of(learner, share)
+            loss, gradients = self._compute_gradients(learner, share)
             losses.append(loss)
             if self.exchange.setup.preconditioner:
                 gradients = clip(self.model.optimizer, gradients, variables)
@@ -187,7 +187,9 @@ class Learners:
     ) -> StepReport:
         losses = [
             rounds.step(
-                learner, functools.partial(self._gradients_of, learner, share), self._apply_local
+                learner,
+                functools.partial(self._compute_gradients, learner, share),
+                self._apply_local,
             )
             for learner, share in enumerate(batch)
         ]
@@ -201,7 +203,7 @@ class Learners:
     ) -> StepResult:
         if comparison:
             return self._reduce(all_gradients, comparison.observe)
-        return StepResult(*self._reduce_unseen(all_gradients))
+        return StepResult(*self._traced_reduce(all_gradients))
 
     def _report(
         self,
@@ -215,13 +217,13 @@ class Learners:
         sent = reduced.sent if reduced else [Sent.nothing()]
         specs = self.exchange.specs
         # A round exchanges all variables, possibly in several steps.
-        some = _present(reduced.gradients) if reduced and not self._rounds else range(len(specs))
+        indices = _present(reduced.gradients) if reduced and not self._rounds else range(len(specs))
         return StepReport(
             loss=float(np.sum(losses)),
             finite=finite,
             payload_bytes=float(np.mean([local.payload_bytes for local in sent])),
             sent_bytes=float(np.mean([local.sent_bytes for local in sent])),
-            dense_bytes=sum(4 * specs[i].elements for i in some),
+            dense_bytes=sum(4 * specs[i].elements for i in indices),
             residual_norm=float(self._residual_norm()),
             similarity=comparison.measure(reduced.gradients) if comparison and reduced else None,
         )
@@ -319,10 +321,10 @@ class Learners:
     ) -> tuple[list[StepReport], list[int]]:
         """Takes the steps of an epoch; returns the report and the number of rows of each."""
         reports, rows = [], []
-        rest = iter(batches)
-        batch = next(rest, None)
+        remaining = iter(batches)
+        batch = next(remaining, None)
         while batch is not None:
-            following = next(rest, None)
+            following = next(remaining, None)
             x, y = pair_of(batch)
             reports.append(self.train_on_batch(x, y, similarity=following is None))
             rows.append(len(tf.nest.flatten(x)[0]))
@@ -342,7 +344,7 @@ class Learners:
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
 
-    def _gradients_of(self, learner: int, share: Sequence[Any]) -> tuple[Any, list[Gradient]]:
+    def _compute_gradients(self, learner: int, share: Sequence[Any]) -> tuple[Any, list[Gradient]]:
         """Returns a learner's loss and gradients; all learners draw from the same random states."""
         if not IS_KERAS_2 and learner == 0:
             self._random_states = keras_private.random_states(self.model)
@@ -371,8 +373,8 @@ class Learners:
             optimizer.apply_gradients(pairs)
             return
         divided = [i for i in delayed if reduced[i] is not None]
-        of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
-        with adam.momentum_only(optimizer, *of_divided):
+        divided_arguments = [variables[i] for i in divided], [delayed[i] for i in divided]
+        with adam.momentum_only(optimizer, *divided_arguments):
             optimizer.apply_gradients(pairs)
 
     def _reduce(

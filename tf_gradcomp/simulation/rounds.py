@@ -56,7 +56,9 @@ class LearnersRounds:
         self._variables = model.trainable_variables
         elements = [spec.elements for spec in exchange.specs]
         self._fragments = split(elements, settings.fragments)
-        self._begun: set[int] = set()  # the indices of the fragments whose round has begun
+        self._begun_fragments: set[int] = (
+            set()
+        )  # the indices of the fragments whose round has begun
         self._updates = [0] * len(self._fragments)  # of the outer optimizer
         if settings.outer is not None:
             settings.outer.build(self._variables)
@@ -118,14 +120,14 @@ class LearnersRounds:
                     local[index] = value
 
     def _begin(self) -> None:
-        fresh = set(range(len(self._fragments))) - self._begun
+        fresh = set(range(len(self._fragments))) - self._begun_fragments
         if fresh:
             common = read(self._swapped)
             self._local = self._local or [common] * self._size
             self._start = self._start or common[: len(self._weights)]
             for index in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
                 self._start[index] = common[index]
-            self._begun |= fresh
+            self._begun_fragments |= fresh
         if not self._has_begun:
             self._steps = self._exchange.exchanges
         if self._position == 0:
@@ -166,7 +168,7 @@ class LearnersRounds:
     def end_all(self, reduce: Reduce) -> list[StepResult]:
         """Ends all rounds that have begun; `reduce` is as for `advance`."""
         self._position = 0
-        return [self._end(fragment, reduce) for fragment in sorted(self._begun)]
+        return [self._end(fragment, reduce) for fragment in sorted(self._begun_fragments)]
 
     def _end(self, fragment: int, reduce: Reduce) -> StepResult:
         indices, count = self._fragments[fragment], len(self._weights)
@@ -191,7 +193,7 @@ class LearnersRounds:
             [common.get(index, value) for index, value in enumerate(local)] for local in self._local
         ]
         assign(self._swapped, self._local[0])
-        self._begun.remove(fragment)
+        self._begun_fragments.remove(fragment)
         return reduced
 
     def _update(self, fragment: int, means: Sequence[Any]) -> None:
@@ -280,7 +282,7 @@ class LearnersMoments:
             exchange.setup.preconditioner,
             inner,
             [exchange.replica(learner).state() for learner in range(exchange.group.size)],
-            of_gradients=[],
+            gradient_state=[],
             waiting=[tf.zeros(shape) for shape in shapes],  # second moments have seen residuals
             lost=tf.zeros([len(shapes)], tf.bool),
             since=self._copies(exchange.facts.moments_since)[0].read_value(),

@@ -95,7 +95,7 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     name = name or "simulation_task"
     file = Path(path).resolve()
     if not file.is_file():
-        raise ValueError(f"{path!r} is no file; expected FILE.py or FILE.py:FUNCTION.")
+        raise ValueError(f"{path!r} is not a file; expected FILE.py or FILE.py:FUNCTION.")
     missing_function = ValueError(
         f"{path!r} has no function {name!r}; expected a function that takes batch_size and seed, "
         "and returns a gc.simulation.Task."
@@ -114,8 +114,8 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     if not callable(function):
         raise missing_function
     parameters = inspect.signature(function).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    missing = [each for each in ("batch_size", "seed") if each not in parameters]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    missing = [parameter for parameter in ("batch_size", "seed") if parameter not in parameters]
     if missing and not takes_any:
         raise ValueError(
             f"{name} of {path!r} takes no {' and no '.join(missing)}; expected a function of "
@@ -153,8 +153,8 @@ def check_model(model: keras.Model) -> None:
         )
     optimizer = model.optimizer
     scales = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
-    of_keras_3 = ("loss_scale_factor", "gradient_accumulation_steps")
-    if scales or any(getattr(optimizer, setting, None) for setting in of_keras_3):
+    keras_3_settings = ("loss_scale_factor", "gradient_accumulation_steps")
+    if scales or any(getattr(optimizer, setting, None) for setting in keras_3_settings):
         raise ValueError(
             "Learners: the model's optimizer scales losses or accumulates gradients, but learners "
             "do neither. Use a plain optimizer. Under mixed_float16, where Keras scales losses "
@@ -220,10 +220,10 @@ def shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
             f"Learners: a batch of {size} cannot be divided equally among {learners} learners; "
             "use a batch size that is a multiple, and drop_remainder=True."
         )
-    each = size // learners
+    share_size = size // learners
     return [
         tf.nest.map_structure(
-            lambda a, i=i: tf.convert_to_tensor(a[i * each : (i + 1) * each]), (x, y)
+            lambda a, i=i: tf.convert_to_tensor(a[i * share_size : (i + 1) * share_size]), (x, y)
         )
         for i in range(learners)
     ]
@@ -235,18 +235,18 @@ class Comparison:
     def __init__(self, residuals: Sequence[Sequence[tf.Variable]]) -> None:
         self._all_residuals = residuals
         self._indices: list[int] = []
-        self._wanted: list[tf.Tensor] = []
+        self._targets: list[tf.Tensor] = []
 
     def observe(self, exchanged: Sequence[int]) -> Observe:
         """Returns the observer of a step of some gradients; records what learners could send."""
 
-        def note(places: Sequence[int], steps: list[ReplicaStep]) -> list[ReplicaStep]:
+        def note(positions: Sequence[int], steps: list[ReplicaStep]) -> list[ReplicaStep]:
             steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
-            indices = [exchanged[place] for place in places]
+            indices = [exchanged[position] for position in positions]
             tensors = [step.inputs.gradients for step in steps]
             tensors += [residuals for residuals in self._residuals(indices) if residuals]
             self._indices += indices
-            self._wanted += [
+            self._targets += [
                 tf.add_n([tf.cast(part, tf.float32) for part in parts])
                 for parts in zip(*tensors, strict=True)
             ]
@@ -256,13 +256,13 @@ class Comparison:
 
     def measure(self, gradients: Sequence[Any]) -> Similarity:
         """Returns the measures, given the sums of all gradients."""
-        if not self._wanted:
+        if not self._targets:
             return Similarity(math.nan, math.nan, math.nan)
         reduced = [sparse.dense(gradients[index]) for index in self._indices]
         return Similarity(
             union_density(reduced),
             mean_cosine_distance(self._residuals(self._indices)),
-            hamming_distance(reduced, self._wanted),
+            hamming_distance(reduced, self._targets),
         )
 
     def _residuals(self, indices: Sequence[int]) -> list[list[tf.Variable]]:

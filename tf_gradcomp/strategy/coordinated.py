@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of, reading_locally, reads_locally
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import move, replacing_path, temporary_folder
 
-_OWN_OF_RANK = (
+_SAVED_RANK = (
     "This save holds only the residuals of rank 0: a job that resumes from it lacks the gradients "
     "that the other ranks have not sent yet. To save the residuals of all ranks, call "
     "optimizer.collect_state() on all ranks just before the save, or pass "
@@ -48,7 +48,7 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
             and not saving.is_collected
         ]
         if own:
-            tell_user(_OWN_OF_RANK)
+            log_info(_SAVED_RANK)
         with reading_locally(*own):
             yield True
 

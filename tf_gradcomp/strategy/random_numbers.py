@@ -1,4 +1,4 @@
-"""Lets each replica draw its own random numbers from seeds and states that all replicas share.
+"""Draws different random numbers on each replica from shared seeds and states.
 
 A generator's state stays equal on all replicas, as a checkpoint needs. A replica mixes its index
 into the seed when it draws. The index of the first replica is 0, which changes nothing, so a job
@@ -58,7 +58,7 @@ def building_pipeline(index: int) -> Iterator[None]:
 @contextlib.contextmanager
 def keeping_states_of_data() -> Iterator[None]:
     """Within this context, data may be read without an effect on the numbers of later reads."""
-    states = [(each.state, each.state.numpy()) for each in _generators_of_data]
+    states = [(generator.state, generator.state.numpy()) for generator in _generators_of_data]
     try:
         yield
     finally:

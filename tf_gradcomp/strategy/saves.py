@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tf_gradcomp.exchange.saving import Saving, reading_locally
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.private import tensorflow as tf_private
 
@@ -19,7 +19,7 @@ _BY_PATH_WAIT = 1.0
 _POLL = 10.0
 
 _SAVED_ALL = "This save holds the residuals of all %d workers."
-_SAVED_OWN = (
+_SAVED_CHIEF = (
     "This save holds only the residuals of the chief, because the other workers did not save with "
     "it: a job that resumes from it lacks the gradients that the other workers have not sent yet. "
     "To save the residuals of all workers, save on all workers, or call optimizer.collect_state() "
@@ -60,24 +60,24 @@ class Saves:
             return
         keys = self._keys(savings, path)
         chief = self._group.processes.is_first
-        number = self._announce(keys, path) if chief else None
+        save_id = self._announce(keys, path) if chief else None
         collected = all(saving.is_collected for saving in savings)
         joined = self._collect(savings, keys[0])
         if joined and not collected:
             keys = keys[:1]  # all workers are at this save
-        if number is None:
-            number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
+        if save_id is None:
+            save_id = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
         with contextlib.ExitStack() as stack:
             stack.enter_context(reading_locally(self._group.strategy, *savings))
             for saving in savings:
                 stack.enter_context(saving.as_finished())
             if not chief:
-                yield number is None
+                yield save_id is None
             else:
-                with _announcing_end(f"gradcomp/saved/{number}"):
+                with _announcing_end(f"gradcomp/saved/{save_id}"):
                     yield True
-        if number is not None and not chief:
-            _wait_for(f"gradcomp/saved/{number}", path)
+        if save_id is not None and not chief:
+            _wait_for(f"gradcomp/saved/{save_id}", path)
 
     def writes_file(self, kind: str, path: str) -> bool:
         """Returns whether this worker writes a file, to its own path or for all workers."""
@@ -107,10 +107,10 @@ class Saves:
         """Collects the sums if all workers save; returns whether they do."""
         if all(saving.is_collected for saving in savings):
             if any(saving.keeps_sums for saving in savings):
-                tell_user(_SAVED_ALL % self._group.processes.size)
+                log_info(_SAVED_ALL % self._group.processes.size)
             return True
         if not tf_private.reach_barrier(key, self._wait):
-            tell_user(_SAVED_OWN)
+            log_info(_SAVED_CHIEF)
             self._wait = _LATER_WAIT
             return False
         for saving in savings:

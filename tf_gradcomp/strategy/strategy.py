@@ -19,7 +19,7 @@ from tf_gradcomp.exchange.saving import reads_locally
 from tf_gradcomp.groups import agreement, bitcast, rendezvous, stalls
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.current import check_not_of_horovod
-from tf_gradcomp.groups.means import RareExchanges
+from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
@@ -36,7 +36,7 @@ _TOO_LATE = (
 )
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 # The strategy of several workers. TensorFlow connects them only once in a process.
-_of_workers: list[CheckedStrategy] = []
+_worker_strategies: list[CheckedStrategy] = []
 
 
 def _kind_of(device: str) -> str:
@@ -53,7 +53,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     Attributes:
         group: All replicas of the strategy.
         saves: Coordinates the workers when they save.
-        rare_exchanges: The exchanges of optimizers that took local steps in the latest call of
+        periodic_reduce: The exchanges of optimizers that took local steps in the latest call of
             `run`.
         progress: How far this worker has come, if it reports for whom it waits; else None.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
@@ -65,7 +65,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Returns the strategy of the job if there is one; `__init__` then compares settings."""
-        return _of_workers[0] if _of_workers else super().__new__(cls)
+        return _worker_strategies[0] if _worker_strategies else super().__new__(cls)
 
     def __deepcopy__(self, _: Any) -> CheckedStrategy:
         """Returns this strategy, because a copy would use the keys of its collectives."""
@@ -111,7 +111,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             "stall_after": stall_after,
             "compare_variables": compare_variables,
         }
-        if self in _of_workers:
+        if self in _worker_strategies:
             _check_equal(self._settings, settings)
             return
         self._settings, self._ops = settings, ops
@@ -140,7 +140,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self.rare_exchanges: list[RareExchanges] = []
+        self.periodic_reduce: list[PeriodicReduce] = []
         self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group.processes.agree)
         self.group.processes.agree(
@@ -157,7 +157,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             }
         )
         if self.group.processes.size > 1:
-            _of_workers.append(self)
+            _worker_strategies.append(self)
 
     def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:
         """Returns the progress of this worker, and has it watched."""
@@ -223,7 +223,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Refuses to train a model that was created outside the scope.
 
         A chief may do so once it has trained with the other workers: see
-        `check_not_alone_by_mistake`.
+        `check_not_single_by_mistake`.
         """
         if self.group.processes.size > 1 and not (self._started and is_chief()):
             raise ValueError(
@@ -250,7 +250,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         self._check_before_start("running the first step")
         self._started = True
-        self.rare_exchanges = []
+        self.periodic_reduce = []
         if self.progress:
             self.progress.count_step((args, kwargs))
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
@@ -284,12 +284,12 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         if id(value) in self._known:
             return self._known[id(value)]
-        own = reads_locally(self)
-        if own and isinstance(value, tf.Variable):
-            return self._own_of_variable(reduce_op, value)
+        is_local_read = reads_locally(self)
+        if is_local_read and isinstance(value, tf.Variable):
+            return self._local_variable_value(reduce_op, value)
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            if own and axis is None:
-                return tf.nest.map_structure(self._own, value)
+            if is_local_read and axis is None:
+                return tf.nest.map_structure(self._local_part, value)
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
             axis = None
@@ -302,7 +302,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         TensorFlow gathers by a `tf.function`, even where `tf.config.run_functions_eagerly` has made
         others run eagerly.
         """
-        dtype = tf.convert_to_tensor(self._own(value)).dtype
+        dtype = tf.convert_to_tensor(self._local_part(value)).dtype
         with _functions_as_graphs():
             gather = functools.partial(super().gather, axis=axis)
             return bitcast.gathered(value, dtype, gather)
@@ -320,7 +320,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         finally:
             self._known = {}
 
-    def _own_of_variable(self, reduce_op: Any, variable: Any) -> tf.Tensor:
+    def _local_variable_value(self, reduce_op: Any, variable: Any) -> tf.Tensor:
         parts = [part.read_value() for part in self.experimental_local_results(variable)]
         total = tf.add_n(parts)
         mean = tf.distribute.ReduceOp(str(getattr(reduce_op, "value", reduce_op)).upper())
@@ -331,12 +331,12 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             with tf.init_scope():
                 self.group.processes.agree({"next action": doing})
 
-    def _own(self, leaf: Any) -> Any:
+    def _local_part(self, leaf: Any) -> Any:
         return self.experimental_local_results(leaf)[0]
 
 
 def _check_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Refuses a second strategy of the job whose settings are not those of the first."""
+    """Raises if a second strategy of the job has other settings."""
     differences = [name for name in first if first[name] != second[name]]
     if differences:
         raise ValueError(
@@ -353,8 +353,10 @@ def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @tf.autograph.experimental.do_not_convert
     def waiting(*args: Any, **kwargs: Any) -> Any:
-        given = tf.nest.flatten((args, kwargs), expand_composites=True)
-        with tf.control_dependencies([one for one in given if isinstance(one, tf.Tensor)]):
+        arguments = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with tf.control_dependencies(
+            [argument for argument in arguments if isinstance(argument, tf.Tensor)]
+        ):
             return fn(*args, **kwargs)
 
     return waiting
@@ -367,14 +369,14 @@ def has_strategy() -> bool:
 
 def strategy_of_workers() -> CheckedStrategy | None:
     """Returns the strategy that makes this process one of several workers, if any."""
-    return next(iter(_of_workers), None)
+    return next(iter(_worker_strategies), None)
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
-    """Refuses to train a model that was created outside the scope of the program's strategy."""
+    """Raises for a model created outside the scope of the program's strategy."""
     if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
-        for other in _strategies:
-            other.check_model_outside()
+        for known in _strategies:
+            known.check_model_outside()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ class CheckedVariables:
         self._checking = self._agreed = False
         strategy = group.strategy
         tf_private.broadcast_no_empty_variables(strategy)
-        tf_private.on_initial_values(strategy, self._of_chief)
+        tf_private.on_initial_values(strategy, self._chief_value)
         self._colocate = strategy.extended.colocate_vars_with
         strategy.extended.colocate_vars_with = self._colocate_checked
 
@@ -73,7 +73,9 @@ class CheckedVariables:
             check_variables_in_scope(self._group.strategy, [variable])
         return self._colocate(variable)
 
-    def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    def _chief_value(
+        self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
         """Returns the chief's initial value of a variable of any dtype."""
         if value.dtype != tf.string:
             return bitcast.decoded(broadcast(bitcast.encoded(value)), value.dtype)
@@ -84,8 +86,8 @@ class CheckedVariables:
                 "function computes; create the variable before you call the function."
             )
         with tf.init_scope():
-            of_first = self._group.processes.bytes_of_first(bitcast.as_bytes(known))
-            return bitcast.as_strings(of_first, value.shape)
+            chief_bytes = self._group.processes.broadcast_bytes(bitcast.as_bytes(known))
+            return bitcast.as_strings(chief_bytes, value.shape)
 
 
 class CheckedScope:

@@ -28,7 +28,7 @@ def state(model):
     return {
         **state_digest(model),
         "residual sums": residual_sums(exchange),
-        "waits": bool(exchange.facts.residual_waits.numpy().any()),
+        "waits": bool(exchange.facts.has_residual.numpy().any()),
         "iterations": scalar(model.optimizer.iterations),
     }
 
@@ -90,7 +90,7 @@ def loaded(model):
     fit(model, 24)
     return {
         **before,
-        "waits later": bool(exchange_of(model).facts.residual_waits.numpy().any()),
+        "waits later": bool(exchange_of(model).facts.has_residual.numpy().any()),
         "residual sums later": residual_sums(exchange_of(model)),
         "finite later": bool(np.all([np.isfinite(v).all() for v in model.get_weights()])),
     }

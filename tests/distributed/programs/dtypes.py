@@ -28,7 +28,7 @@ def plain(array):
 
 def initial_value(dtype, rank=RANK):
     """Differs among the workers, and uses all bits of the dtype."""
-    numbers = np.array([[0, 1, 253 + rank], [2**15 - rank, 2**31 - 2, 2**63 - 9]], "uint64")
+    values = np.array([[0, 1, 253 + rank], [2**15 - rank, 2**31 - 2, 2**63 - 9]], "uint64")
     if dtype == "string":
         return tf.constant([[b"", b"\x00\xff"], [b"of %d" % rank, "ä".encode()]])
     if dtype == "bool":
@@ -37,7 +37,7 @@ def initial_value(dtype, rank=RANK):
         return tf.constant([1.5 - 2j, rank + 1j, 1e-30 + 3e30j], dtype)
     if tf.as_dtype(dtype).is_floating:
         return tf.constant([1.5, -0.0, 6e-5 + rank, float("inf")], dtype)
-    return tf.constant(numbers.astype(dtype))
+    return tf.constant(values.astype(dtype))
 
 
 class Keeping(keras.layers.Layer):
@@ -76,9 +76,9 @@ class Casts(keras.Model):
     """Returns its input as each dtype."""
 
     def call(self, x):
-        numbers = tf.cast(x, tf.int32)
-        strings = tf.where(numbers > 50, tf.strings.as_string(numbers), "")
-        return {**{dtype: tf.cast(numbers, dtype) for dtype in DTYPES[:-1]}, "string": strings}
+        values = tf.cast(x, tf.int32)
+        strings = tf.where(values > 50, tf.strings.as_string(values), "")
+        return {**{dtype: tf.cast(values, dtype) for dtype in DTYPES[:-1]}, "string": strings}
 
 
 def predictions():

@@ -350,15 +350,15 @@ def values_of_each_class(setup):
 def two_optimizers(setup):
     """Returns the moves by zero gradients, after another optimizer has sent only a part."""
     with setup.strategy.scope():
-        shared, own = (keras.Variable(np.zeros((40, 40), "float32"), name=n) for n in "ab")
+        shared, local = (keras.Variable(np.zeros((40, 40), "float32"), name=n) for n in "ab")
         both, one = keras.optimizers.SGD(1e-6), keras.optimizers.SGD(1.0)
-        both.build([shared, own])
+        both.build([shared, local])
         one.build([shared])
     gradient = tf.constant(np.random.default_rng(0).normal(size=(40, 40)).astype("float32"))
 
     @tf.function
     def train_both():
-        setup.strategy.run(lambda: both.apply([gradient, gradient], [shared, own]))
+        setup.strategy.run(lambda: both.apply([gradient, gradient], [shared, local]))
 
     @tf.function
     def train_one():
@@ -368,7 +368,7 @@ def two_optimizers(setup):
     before = np.array(shared)
     for _ in range(3):
         train_one()
-    left = residual_norm(setup.strategy.gradient_exchange([shared, own]))
+    left = residual_norm(setup.strategy.gradient_exchange([shared, local]))
     return {"left": left, "moved": float(np.abs(np.array(shared) - before).max())}
 
 

@@ -89,19 +89,19 @@ def saves():
     job = trained(make()).on(gradients(3))
     unequal = job.seen()["values"]
     path = job.checkpoint().write(f"{FOLDER}/worker_{RANK}/gossip")
-    other = trained(make()).on(gradients(2, seed=9))
-    other.checkpoint().read(path)
+    second = trained(make()).on(gradients(2, seed=9))
+    second.checkpoint().read(path)
     synchronous = Trained("top_k", lambda: None)
     synchronous.checkpoint().read(path)
     rounds = Trained("top_k", lambda: 2).on(gradients(2))
     path = rounds.checkpoint().write(f"{FOLDER}/worker_{RANK}/rounds")
     try:
-        other.checkpoint().read(path)
+        second.checkpoint().read(path)
         refused = None
     except ValueError as error:
         refused = str(error)
-    jobs = {"saved": job, "restored": other, "synchronous": synchronous}
-    seen = {name: one.seen()["values"] for name, one in jobs.items()}
+    jobs = {"saved": job, "restored": second, "synchronous": synchronous}
+    seen = {name: first.seen()["values"] for name, first in jobs.items()}
     return {"unequal": unequal, "refused": refused, **seen}
 
 

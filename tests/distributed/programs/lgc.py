@@ -55,12 +55,12 @@ def seen(model, exchange):
     state = autoencoder_of(exchange)
     residuals = residual_sums(exchange)
     job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
-    for own in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
-        del job[own]
+    for local in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
+        del job[local]
     return {
         **state_digest(model),
         "phase": state.phase,
-        "learnt": state.last_learnt,
+        "learnt": state.last_learned,
         "collected": len(state.new_vectors()),
         "facts": exchange.hooks.get(AutoencoderHook).facts(exchange.replica().job_state()),
         "skipped": scalar(exchange.skipped_steps),

@@ -74,7 +74,7 @@ def train(name, **settings):
 def in_fit():
     model, seen, logs = train("model")
     before = values(model)
-    alone = model.evaluate(x, y, batch_size=BATCH, verbose=0)
+    single = model.evaluate(x, y, batch_size=BATCH, verbose=0)
     return {
         "steps": seen.steps,
         "epochs": seen.epochs,
@@ -84,7 +84,7 @@ def in_fit():
         "exchanges": exchange_of(model).exchanges,
         "iterations": scalar(model.optimizer.iterations),
         "values": before,
-        "evaluated": alone,
+        "evaluated": single,
         "weights": [np.asarray(w) for w in model.get_weights()],
     }
 
@@ -115,7 +115,7 @@ def on_batches():
     """Returns the losses of batches; worker 1 has a short batch within a round."""
     model = setup.model(linear_model, optimizer)
     rows = [BATCH // 2 if step == 2 and RANK == 1 else BATCH for step in range(8)]
-    return [float(model.train_on_batch(x[:number], y[:number])) for number in rows]
+    return [float(model.train_on_batch(x[:row], y[:row])) for row in rows]
 
 
 class Saves(keras.callbacks.Callback):

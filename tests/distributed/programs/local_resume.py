@@ -17,15 +17,15 @@ def rounds_of(schedule, fragments=1):
     return trained, trained.checkpoint()
 
 
-def save(name, *of_rounds):
-    trained, checkpoint = rounds_of(*of_rounds)
+def save(name, *arguments):
+    trained, checkpoint = rounds_of(*arguments)
     trained.on(gradients(4))
     checkpoint.write(f"{FOLDER}/worker_{RANK}/{name}")
     return trained.seen()
 
 
-def go_on(path, *of_rounds):
-    trained, checkpoint = rounds_of(*of_rounds)
+def go_on(path, *arguments):
+    trained, checkpoint = rounds_of(*arguments)
     checkpoint.read(f"{FOLDER}/{path}").assert_existing_objects_matched()
     restored = trained.seen()
     trained.on(gradients(3, seed=5)).optimizer.synchronize()

@@ -47,13 +47,13 @@ def resumed(path, method, settings):
 
 def by_schedule():
     """From a save within a round, and of a synchronous job; by other schedules."""
-    path, of_rounds = saved("rounds", TOP_K, rounds(3))
+    path, saved_rounds = saved("rounds", TOP_K, rounds(3))
     after = {name: resumed(path, TOP_K, settings) for name, settings in LATER.items()}
     path, synchronous = saved("synchronous", TOP_K, lambda: None)
     settings = {"rounds": rounds(3), "warm-up": lambda: gc.LocalSteps(3, warmup_steps=6)}
     later = {name: resumed(path, TOP_K, make) for name, make in settings.items()}
     return {
-        "rounds": of_rounds,
+        "rounds": saved_rounds,
         "of rounds": after,
         "synchronous": synchronous,
         "of synchronous": later,
@@ -62,14 +62,14 @@ def by_schedule():
 
 def by_outer():
     """From a save within a round of an outer optimizer; by other outer optimizers."""
-    path, of_rounds = saved("outer", "no_compression", rounds(3, nesterov))
+    path, saved_rounds = saved("outer", "no_compression", rounds(3, nesterov))
     seen = {}
     for name, outer in OUTERS.items():
         try:
             seen[name] = resumed(path, "no_compression", rounds(3, outer))
         except ValueError as error:
             seen[name] = str(error)
-    return {"saved": of_rounds, "resumed": seen, "by_keras": by_keras()}
+    return {"saved": saved_rounds, "resumed": seen, "by_keras": by_keras()}
 
 
 def by_keras():
@@ -96,17 +96,17 @@ def dense_model(local_steps):
         layer = keras.layers.Dense(8, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((40,)), layer])
         inner = keras.optimizers.SGD(RATE)
-        made = gc.CompressedOptimizer(inner, "no_compression", local_steps=local_steps())
-        model.compile(made, "mse")
-        made.build(model.trainable_variables)
+        created = gc.CompressedOptimizer(inner, "no_compression", local_steps=local_steps())
+        model.compile(created, "mse")
+        created.build(model.trainable_variables)
 
     @tf.function
     def step(grads):
-        strategy.run(lambda: made.apply(grads, model.trainable_variables))
+        strategy.run(lambda: created.apply(grads, model.trainable_variables))
 
     def take(steps):
-        for of_workers in steps:
-            step([tf.constant(gradient) for gradient in of_workers[RANK]])
+        for step_gradients in steps:
+            step([tf.constant(gradient) for gradient in step_gradients[RANK]])
 
     return model, take
 
@@ -116,9 +116,9 @@ def synchronous_between():
     later = lambda: gc.LocalSteps([(0, 1), (6, 3)], nesterov(), warmup_steps=6)  # noqa: E731
     parts = [(rounds(3, nesterov), gradients(4)), (lambda: None, AFTER[:2]), (later, AFTER[2:])]
     path, seen = f"{FOLDER}/between_{RANK}.weights.h5", []
-    for number, (settings, steps) in enumerate(parts):
+    for index, (settings, steps) in enumerate(parts):
         model, take = dense_model(settings)
-        if number:
+        if index:
             model.load_weights(path)
         take(steps)
         model.save_weights(path)

@@ -100,9 +100,9 @@ def created():
     def copies(settings):
         elements = 0
 
-        def counting(create, **of_variable):
+        def counting(create, **arguments):
             nonlocal elements
-            variable = create(**of_variable)
+            variable = create(**arguments)
             elements += int(np.prod(variable.shape))
             return variable
 
@@ -120,8 +120,8 @@ def statistics():
     """Two of the statistics of worker 1, of eight on each, have become infinite and NaN."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
-    for number, variable in enumerate(model.non_trainable_variables):
-        variable.assign(np.arange(4) + 4 * number + 2.0 * RANK)
+    for index, variable in enumerate(model.non_trainable_variables):
+        variable.assign(np.arange(4) + 4 * index + 2.0 * RANK)
     if RANK == 1:
         model.non_trainable_variables[0].assign([np.inf, 3.0, np.nan, 5.0])
     trained = Trained("no_compression", lambda: 3)

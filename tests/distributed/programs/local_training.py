@@ -30,13 +30,13 @@ def _first_local_step(change):
     return steps
 
 
-def _without_the_second_variable(of_workers):
-    for of_one in of_workers:
-        del of_one[1]
+def _without_the_second_variable(worker_gradients):
+    for gradients in worker_gradients:
+        del gradients[1]
 
 
-def _with_a_nan_on_worker_1(of_workers):
-    of_workers[1][0][0, 0] = np.nan
+def _with_a_nan_on_worker_1(worker_gradients):
+    worker_gradients[1][0][0, 0] = np.nan
 
 
 WARM_UPS = {
@@ -66,15 +66,15 @@ class Trained:
         @tf.function(autograph=False)
         def step(grads):
             scale = self.applies.scale_loss(tf.constant(1.0))
-            own = [scale * gradient for gradient in grads]
-            strategy.run(lambda: self.applies.apply(own, self.variables[: len(own)]))
+            local = [scale * gradient for gradient in grads]
+            strategy.run(lambda: self.applies.apply(local, self.variables[: len(local)]))
 
         self.step = step
 
     def on(self, steps):
         """Takes a step on each list of gradients."""
-        for of_workers in steps:
-            self.step([tf.constant(gradient) for gradient in of_workers[RANK]])
+        for step_gradients in steps:
+            self.step([tf.constant(gradient) for gradient in step_gradients[RANK]])
         return self
 
     def checkpoint(self):

@@ -47,8 +47,8 @@ def trained(inner, wrapped):
         optimizer.apply(tape.gradient(loss, [table.value for table in tables]), tables)
 
     run = tf.function(lambda *parts: strategy.run(step, parts) and None, autograph=False)
-    for number in range(STEPS):
-        run(*map(tf.constant, batch(number)))
+    for index in range(STEPS):
+        run(*map(tf.constant, batch(index)))
     return [table.numpy() for table in tables]
 
 

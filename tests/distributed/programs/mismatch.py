@@ -36,7 +36,7 @@ def replicas_of_each():
     strategy_with()
 
 
-def train(strategy, layers=2, classes=3, optimizer=None, rows=64, call="fit", **of_fit):
+def train(strategy, layers=2, classes=3, optimizer=None, rows=64, call="fit", **fit_arguments):
     keras.backend.clear_session()
     with strategy.scope():
         hidden = [keras.layers.Dense(8) for _ in range(layers)]
@@ -45,7 +45,7 @@ def train(strategy, layers=2, classes=3, optimizer=None, rows=64, call="fit", **
             optimizer() if optimizer else gc.CompressedOptimizer("adam"),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    return getattr(model, call)(x[:rows], y[:rows], batch_size=32, verbose=0, **of_fit)
+    return getattr(model, call)(x[:rows], y[:rows], batch_size=32, verbose=0, **fit_arguments)
 
 
 # For each method two settings that workers may not have side by side.

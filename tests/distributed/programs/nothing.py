@@ -52,18 +52,18 @@ def empty_tensors():
         variable = tf.Variable(nothing)
         optimizer = setup.wrap(keras.optimizers.SGD(1.0))
         optimizer.build([])
-    made = {"built": optimizer.built, "shape": list(variable.shape)}
+    created = {"built": optimizer.built, "shape": list(variable.shape)}
     if setup.way == "alone":
-        return made
+        return created
     gathered = strategy.gather(strategy.run(tf.function(lambda: tf.identity(nothing))), axis=0)
     total = strategy.reduce("SUM", tf.constant(nothing), axis=None)
-    made |= {"gathered": list(gathered.shape), "summed": list(total.shape)}
+    created |= {"gathered": list(gathered.shape), "summed": list(total.shape)}
     if setup.way == "strategy":
         exchange = strategy.gradient_exchange([])
-        made["reduced"] = strategy.run(tf.function(lambda: strategy.reduce_gradients([], [])))
+        created["reduced"] = strategy.run(tf.function(lambda: strategy.reduce_gradients([], [])))
     else:
         exchange = optimizer.exchange
-    return {**made, "exchange": exchange.built, "residuals": residual_norm(exchange)}
+    return {**created, "exchange": exchange.built, "residuals": residual_norm(exchange)}
 
 
 report({check.__name__: check() for check in (frozen, numbers, empty_tensors)})

@@ -102,12 +102,12 @@ def trained(data, steps=None):
 
 
 def by_batches(x):
-    own = [slice(SIZE * i + 8 * RANK, SIZE * i + 8 * RANK + 8) for i in range(BATCHES)]
+    local = [slice(SIZE * i + 8 * RANK, SIZE * i + 8 * RANK + 8) for i in range(BATCHES)]
     losses = [
-        float(np.mean([model.train_on_batch(x[part], Y[part]) for part in own])) for _ in range(2)
+        float(np.mean([model.train_on_batch(x[part], Y[part]) for part in local])) for _ in range(2)
     ]
-    evaluated = float(np.mean([model.test_on_batch(x[part], Y[part]) for part in own]))
-    return [*losses, evaluated], np.concatenate([model.predict_on_batch(x[part]) for part in own])
+    evaluated = float(np.mean([model.test_on_batch(x[part], Y[part]) for part in local]))
+    return [*losses, evaluated], np.concatenate([model.predict_on_batch(x[part]) for part in local])
 
 
 def by_arrays(x):
@@ -135,7 +135,7 @@ def digest_of(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def of_way(way):
+def run_way(way):
     steps = BATCHES if way == "generator" else None
     return lambda x: trained(lambda: WAYS[way](x), steps)
 
@@ -144,16 +144,16 @@ FOLDER.mkdir()
 seen = {}
 for way in WAYS:
     path = saved()
-    seen[way] = checked(np.load(path, mmap_mode="r+"), path, of_way(way))
+    seen[way] = checked(np.load(path, mmap_mode="r+"), path, run_way(way))
 for name, train in {"on_batch": by_batches, "arrays": by_arrays}.items():
     path = saved()
     seen[name] = checked(np.load(path, mmap_mode="r+"), path, train)
 for mode in ("c", "r"):
     path = saved()
-    seen[f"mode {mode}"] = checked(np.load(path, mmap_mode=mode), path, of_way("PyDataset"))
+    seen[f"mode {mode}"] = checked(np.load(path, mmap_mode=mode), path, run_way("PyDataset"))
 path = FOLDER / "data.h5"
 with h5py.File(path, "w") as file:
     file["x"] = np.load(saved())
 with h5py.File(path, "r") as file:
-    seen["h5py"] = checked(file["x"], path, of_way("PyDataset"))
+    seen["h5py"] = checked(file["x"], path, run_way("PyDataset"))
 report(seen)

@@ -28,24 +28,24 @@ def reduced_by_step(compressor, shapes, plans):
     settings = tf.Variable(plans[0], dtype=tf.int64)
     generator = np.random.default_rng(RANK)
 
-    def exchange(gradients, number):
+    def exchange(gradients, index):
         communicator = current_group().communicator()
         inputs = StepInputs(
-            specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
+            specs, gradients, handles(state), index, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),
         )  # fmt: skip
         results, _ = communicate([RequestStream(start(compressor, inputs))], [communicator])
         return results[0].gradients
 
     @tf.function(autograph=False)
-    def step(gradients, number):
-        return strategy.run(exchange, (gradients, number))
+    def step(gradients, index):
+        return strategy.run(exchange, (gradients, index))
 
     sums = []
-    for number, plan in enumerate(plans):
+    for index, plan in enumerate(plans):
         settings.assign(plan)
         gradients = [tf.constant(generator.normal(size=shape), tf.float32) for shape in shapes]
-        reduced = step(gradients, tf.constant(number, tf.int64))
+        reduced = step(gradients, tf.constant(index, tf.int64))
         sums.append([tensor.numpy().tolist() for tensor in reduced])
     return {"reduced": sums, "traces": step.experimental_get_tracing_count()}
 

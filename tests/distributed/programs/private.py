@@ -108,17 +108,17 @@ def broadcast_no_empty_variables():
     tf_private.broadcast_no_empty_variables(strategy)
     with strategy.scope():
         nothing = tf.Variable(np.zeros((0, 3), np.float32))
-        of_first = tf.Variable(lambda: 5 + RANK)
-    return [list(nothing.shape), of_first.numpy()]
+        created = tf.Variable(lambda: 5 + RANK)
+    return [list(nothing.shape), created.numpy()]
 
 
 def broadcasting_no_variables():
     """The values of a variable that is not broadcast, and of one that is."""
     with strategy.scope():
         with tf_private.broadcasting_no_variables(strategy):
-            own = tf.Variable(lambda: 5 + RANK)
-        of_first = tf.Variable(lambda: 5 + RANK)
-    return [own.numpy(), of_first.numpy()]
+            local = tf.Variable(lambda: 5 + RANK)
+        created = tf.Variable(lambda: 5 + RANK)
+    return [local.numpy(), created.numpy()]
 
 
 def host_all_gather():
@@ -140,14 +140,14 @@ def is_collective():
 def announced():
     """Returns the results of three barriers; one worker misses the second."""
     tf_private.announce(f"test/{RANK}", f"by {RANK}")
-    told = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
+    logged = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
     come = [tf_private.reach_barrier("test/first", 60)]
     come.append(RANK == 0 and tf_private.reach_barrier("test/second", 0.5))
     come.append(tf_private.reach_barrier("test/third", 60))
     tf_private.withdraw(f"test/{RANK}")
     nothing = [tf_private.announced(f"test/{key}", 0.1) for key in ("nothing", RANK)]
     tf_private.announce(f"test/{RANK}", "again")
-    return {"told": told, "come": come, "nothing": nothing}
+    return {"told": logged, "come": come, "nothing": nothing}
 
 
 def on_collectives():

@@ -34,9 +34,9 @@ def fit(data, y=None, **kwargs):
     return told(lambda: model.fit(data, y, verbose=0, **kwargs))
 
 
-def dataset(seed=None, policy=None, rows=None, each=None):
+def dataset(seed=None, policy=None, rows=None, parts=None):
     data = tf.data.Dataset.from_tensor_slices((x[:64], y[:64]) if rows is None else rows)
-    data = data.shuffle(64, seed=seed, reshuffle_each_iteration=each).batch(16)
+    data = data.shuffle(64, seed=seed, reshuffle_each_iteration=parts).batch(16)
     if policy is None:
         return data
     options = tf.data.Options()
@@ -44,7 +44,7 @@ def dataset(seed=None, policy=None, rows=None, each=None):
     return data.with_options(options)
 
 
-def of_files(names):
+def file_dataset(names):
     parsed = lambda line: (tf.strings.to_number(tf.strings.split([line], ",").values), 1.0)  # noqa: E731
     names = (
         names if isinstance(names, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(names)
@@ -55,7 +55,7 @@ def of_files(names):
 
 def seen_by_the_chief(each):
     """A dataset whose first order is the same on all workers, and which the chief has used."""
-    data = dataset(seed=3, each=each)
+    data = dataset(seed=3, parts=each)
     if RANK == 0:
         next(iter(data))
     return data
@@ -74,19 +74,19 @@ def orders():
         "no seed": fit(dataset()),
         "no seed, DATA": fit(dataset(policy=policies.DATA)),
         "no seed, equal weights": fit(dataset().map(lambda a, b: (a, b, tf.ones_like(b)))),
-        "no seed, shuffled once": fit(dataset(each=False)),
+        "no seed, shuffled once": fit(dataset(parts=False)),
         "seen by the chief": fit(seen_by_the_chief(each=True)),
         "other rows": fit(dataset(0, rows=(x[RANK : RANK + 64], y[RANK : RANK + 64]))),
         "arrays, no seed": fit(x[:64], y[:64]),
         "evaluated": told(lambda: model.evaluate(dataset(), verbose=0)),
-        "files in other orders": fit(of_files(rotated)),
-        "files shuffled": fit(of_files(tf.data.Dataset.list_files(names))),
+        "files in other orders": fit(file_dataset(rotated)),
+        "files shuffled": fit(file_dataset(tf.data.Dataset.list_files(names))),
     }, {
         "seed": fit(dataset(seed=3), epochs=2),
         "seed, shuffled once, seen by the chief": fit(seen_by_the_chief(each=False), epochs=2),
         "OFF": fit(dataset(policy=policies.OFF)),
-        "files": fit(of_files(names)),
-        "files shuffled alike": fit(of_files(tf.data.Dataset.list_files(names, seed=1))),
+        "files": fit(file_dataset(names)),
+        "files shuffled alike": fit(file_dataset(tf.data.Dataset.list_files(names, seed=1))),
         "augmented": fit(augmented()),
         "own data": fit(strategy.distribute_datasets_from_function(lambda _: dataset())),
         "arrays": fit(x[:64], y[:64], shuffle=False),

@@ -57,7 +57,7 @@ def adam(compressor):
 def batches(data):
     """For each epoch, its batches."""
     rows = np.arange(BATCH * STEPS).reshape(STEPS, BATCH)
-    return [[[values[of_batch] for values in data] for of_batch in rows]] * EPOCHS
+    return [[[values[row] for values in data] for row in rows]] * EPOCHS
 
 
 def weights_of(model):

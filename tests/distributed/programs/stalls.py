@@ -48,8 +48,8 @@ def loop():
     """A custom training loop, whose steps add up something."""
     step = tf.function(lambda: strategy.run(lambda: tf.constant(1.0)))
     total = tf.function(lambda: strategy.reduce("SUM", step(), axis=None))
-    for number in range(3):
-        if number == 2:
+    for index in range(3):
+        if index == 2:
             be_late("loop")
         total()
 

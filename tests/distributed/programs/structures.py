@@ -80,15 +80,15 @@ class Adversaries(keras.Model):
         entropy, rows = keras.losses.BinaryCrossentropy(from_logits=True), tf.shape(data)[0]
         true, false = tf.ones((rows, 1)), tf.zeros((rows, 1))
         with tf.GradientTape(persistent=True) as tape:
-            made = self.discriminator(self.generator(data[:, :3]))
-            loss = entropy(true, self.discriminator(data)) + entropy(false, made)
-            of_generator = entropy(true, made)
-        for optimizer, of_part, part in (
+            created = self.discriminator(self.generator(data[:, :3]))
+            loss = entropy(true, self.discriminator(data)) + entropy(false, created)
+            generator_loss = entropy(true, created)
+        for optimizer, part_loss, part in (
             (self.other, loss, self.discriminator),
-            (self.optimizer, of_generator, self.generator),
+            (self.optimizer, generator_loss, self.generator),
         ):
             variables = part.trainable_weights
-            optimizer.apply(tape.gradient(of_part, variables), variables)
+            optimizer.apply(tape.gradient(part_loss, variables), variables)
         self.total.update_state(loss * REPLICAS)
         return {"loss": self.total.result()}
 

@@ -82,12 +82,12 @@ def built(
 def batches(steps):
     """Returns each process' part of each batch, for any number of replicas."""
 
-    def of_process(context):
+    def process_batches(context):
         rows = np.arange(BATCH * steps).reshape(steps, SIZE, -1)[:, RANK].ravel()
-        own = tf.data.Dataset.from_tensor_slices(tuple(values[rows] for values in data()))
-        return own.batch(context.get_per_replica_batch_size(BATCH))
+        local = tf.data.Dataset.from_tensor_slices(tuple(values[rows] for values in data()))
+        return local.batch(context.get_per_replica_batch_size(BATCH))
 
-    return strategy.distribute_datasets_from_function(of_process)
+    return strategy.distribute_datasets_from_function(process_batches)
 
 
 def fit(model, steps=STEPS, **settings):
@@ -129,7 +129,7 @@ def seen_of(model):
     ]
     each = [strategy.experimental_local_results(variable) for variable in variables]
     return {
-        "replicas": [digest(of_one) for of_one in zip(*each, strict=True)],
+        "replicas": [digest(values) for values in zip(*each, strict=True)],
         "exchanges": exchange.exchanges,
         "skipped": scalar(exchange.skipped_steps),
         "payload bytes": traffic.payload_bytes,
@@ -145,8 +145,8 @@ def seen_of(model):
 def sums(exchange):
     """Returns the contents of a checkpoint; a collective."""
     return {
-        name: [exchange.saving.read(variable) for variable in of_all]
-        for name, of_all in exchange.state.items()
+        name: [exchange.saving.read(variable) for variable in variables]
+        for name, variables in exchange.state.items()
     }
 
 
@@ -199,16 +199,16 @@ def within_a_round():
     optimizer, weights = model.optimizer, model.trainable_variables
 
     def step():
-        def of_one():
+        def replica_step():
             rank = tf.distribute.get_replica_context().replica_id_in_sync_group
             gradient = tf.cast(rank + 1, tf.float32)
             optimizer.apply([tf.fill(v.shape, gradient) for v in weights], weights)
 
-        strategy.run(of_one)
+        strategy.run(replica_step)
 
     def seen():
         each = [strategy.experimental_local_results(variable.value) for variable in weights]
-        return [digest(of_one) for of_one in zip(*each, strict=True)]
+        return [digest(values) for values in zip(*each, strict=True)]
 
     common = seen()
     step()
@@ -232,7 +232,7 @@ def statistics():
     return [copy.numpy() for copies in each for copy in copies]
 
 
-def of_any_way():
+def any_way():
     """Runs the checks that suit one replica in each process, too."""
     scalecom = gc.compressors.ScaleCom(20, warmup_steps=2)
     return {
@@ -310,7 +310,7 @@ def by_hand(reduce):
         return strategy.run(lambda: reduce([tf.ones([30]), alike], variables))
 
     each = [strategy.experimental_local_results(total) for total in step()]
-    return [of_one.numpy() for of_all in each for of_one in of_all]
+    return [variable.numpy() for variables in each for variable in variables]
 
 
 def in_a_branch(gradients, variables):
@@ -342,15 +342,15 @@ def means_of_a_step():
 
     def step():
         rank = tf.distribute.get_replica_context().replica_id_in_sync_group
-        of_each_class = tf.cast(rank, tf.float16) + tf.constant([1, 2, 4], tf.float16)
+        class_values = tf.cast(rank, tf.float16) + tf.constant([1, 2, 4], tf.float16)
         large = tf.constant(2.0**24) + 4.0 * tf.cast(rank, tf.float32)
-        return {"classes": of_each_class, "large": large, "rank": rank, "alike": tf.constant(7.0)}
+        return {"classes": class_values, "large": large, "rank": rank, "alike": tf.constant(7.0)}
 
     in_a_graph = tf.function(lambda: means_over_replicas(strategy, strategy.run(step)))
     means = [in_a_graph(), means_over_replicas(strategy, strategy.run(step))]
     return [
-        {name: (value.dtype.name, value.numpy().tolist()) for name, value in of_one.items()}
-        for of_one in means
+        {name: (value.dtype.name, value.numpy().tolist()) for name, value in mean.items()}
+        for mean in means
     ]
 
 
@@ -364,7 +364,7 @@ def main():
     if FLAT:
         report({"adacomp": trained_and_saved(), "refused": local_steps_refused()})
         return
-    seen = {"loaded": load(), **of_any_way(), "means": means_of_a_step()}
+    seen = {"loaded": load(), **any_way(), "means": means_of_a_step()}
     if REPLICAS > 1:
         seen["mixed_float16"] = mixed_float16()
         seen["auto"] = train(sgd(), AUTO, 2)

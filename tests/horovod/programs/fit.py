@@ -66,9 +66,9 @@ def one_rank_overflows():
     scaler = keras.optimizers.LossScaleOptimizer(multi, initial_scale=8.0)
     scaler.build([variable])
     step = tf.function(lambda gradient: scaler.apply([gradient], [variable]))
-    for number in range(3):
+    for index in range(3):
         gradient = float(scaler.scale_loss(1.0)) * np.ones(2, "float32")
-        if RANK == 1 and number == 0:
+        if RANK == 1 and index == 0:
             gradient[0] = np.inf
         step(tf.constant(gradient))
     return {"values": variable.numpy().tolist(), "scale": float(scaler.dynamic_scale.numpy())}
@@ -143,7 +143,7 @@ def two_models():
         step(tf.constant(x[start:end]), tf.constant(y[start:end]))
     states = [state_of(model) for model in models]
     exchanges = [model.optimizer.exchange.exchanges for model in models]
-    return {**states[0], "both": [one["weights"] for one in states], "exchanges": exchanges}
+    return {**states[0], "both": [state["weights"] for state in states], "exchanges": exchanges}
 
 
 def several_steps_per_execution():

@@ -58,11 +58,11 @@ def train(method):
 
     step = tf.function(lambda x, y: strategy.run(replica_step, [x, y]), autograph=False)
     autoencoder = gc.callbacks.AutoencoderTraining()
-    for number, (x, y) in enumerate(batches()):
-        if number == PLANNED:
+    for index, (x, y) in enumerate(batches()):
+        if index == PLANNED:
             optimizer.exchange.plan_settings()
-        own = slice(RANK * ROWS, (RANK + 1) * ROWS)
-        step(tf.constant(x[own]), tf.constant(y[own]))
+        local = slice(RANK * ROWS, (RANK + 1) * ROWS)
+        step(tf.constant(x[local]), tf.constant(y[local]))
         autoencoder.train(optimizer.exchange)
     own_residuals = digest(optimizer.group.local(r, 0) for r in optimizer.exchange.residuals)
     with optimizer.exchange.saving.saving_on_all():

@@ -137,8 +137,8 @@ def load():
         seen[way] = {name: sums_of(model, name) for name in model.optimizer.exchange.state}
         seen[way]["exchanges"] = model.optimizer.exchange.exchanges
         group = model.optimizer.exchange.group
-        of_strategy = isinstance(group, StrategyGroup)
-        seen[way]["group"] = type(group.strategy).__name__ if of_strategy else "Horovod"
+        by_strategy = isinstance(group, StrategyGroup)
+        seen[way]["group"] = type(group.strategy).__name__ if by_strategy else "Horovod"
         if BY_HOROVOD:
             seen[way]["own"] = own(model, "residual")
     fit(model, *data(1))

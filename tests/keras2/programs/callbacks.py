@@ -39,9 +39,9 @@ def lgc_model():
 
 def logged(strategy, compressor, callback, build=None, policy=False):
     def make():
-        return compressed(keras.optimizers.SGD(0.05), compressor, of_model())
+        return compressed(keras.optimizers.SGD(0.05), compressor, new_model())
 
-    def of_model():
+    def new_model():
         return gc.Policy.from_model(build()) if policy else None
 
     given = {"build": build} if build else {}
@@ -49,7 +49,7 @@ def logged(strategy, compressor, callback, build=None, policy=False):
     callbacks = [callback, gc.callbacks.CompressionMonitor(table=False)]
     history = fit(model, *data(10), epochs=2, callbacks=callbacks).history
     return {
-        "history": {name: [float(value) for value in of_one] for name, of_one in history.items()},
+        "history": {name: [float(value) for value in values] for name, values in history.items()},
         "weights": digest(model.trainable_variables),
     }
 
@@ -91,14 +91,14 @@ def in_executions_of(steps, strategy):
 
 if __name__ == "__main__":
     strategy = new_strategy()
-    of_lgc = gc.compressors.LGC(warmup_steps=3, training_steps=5, density=0.1)
+    lgc = gc.compressors.LGC(warmup_steps=3, training_steps=5, density=0.1)
     planned = gc.compressors.LGreCo(gc.compressors.TopK(density=0.1))
     plan = gc.callbacks.LayerwisePlan(table=False)
     training = gc.callbacks.AutoencoderTraining(learning_rate=1e-3)
     report(
         {
             "plan": logged(strategy, planned, plan, lgc_model),
-            "autoencoder": logged(strategy, of_lgc, training, lgc_model, policy=True),
+            "autoencoder": logged(strategy, lgc, training, lgc_model, policy=True),
             "delays": delays(strategy),
             "resumed": resumed(strategy),
             "executions": [in_executions_of(steps, strategy) for steps in (1, 2)],

@@ -38,13 +38,13 @@ def together(name, strategy):
     model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0, in_step=name in BUILT_IN_STEP)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
-    of_replicas = zip(
+    replicas = zip(
         *map(strategy.experimental_local_results, model.trainable_variables), strict=True
     )
     return {
         **state_of(model),
         "residuals": digest(exchange_of(model).residuals),
-        "replicas": [digest(variables) for variables in of_replicas],
+        "replicas": [digest(variables) for variables in replicas],
     }
 
 

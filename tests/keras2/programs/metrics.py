@@ -15,8 +15,8 @@ class Counted(keras.metrics.Metric):
         super().__init__(name="counted")
         self.rows = self.add_weight(name="rows", initializer="zeros")
         self.whole = self.add_weight(name="whole", initializer="zeros", dtype=tf.int32)
-        of_each = {"initializer": "zeros", "aggregation": tf.VariableAggregation.MEAN}
-        self.steps = self.add_weight(name="steps", **of_each)
+        arguments = {"initializer": "zeros", "aggregation": tf.VariableAggregation.MEAN}
+        self.steps = self.add_weight(name="steps", **arguments)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         for variable in (self.rows, self.whole):
@@ -51,8 +51,8 @@ def collectives(function):
 def measured(strategy, metrics=(), build=words_model, **kwargs):
     model = compiled(lambda: compressed("sgd", "no_compression"), strategy, build=build)
     with strategy.scope():
-        made = [one() if isinstance(one, type) else one for one in [*FEW, *metrics]]
-        model.compile(model.optimizer, model.loss, metrics=made, **kwargs)
+        created = [one() if isinstance(one, type) else one for one in [*FEW, *metrics]]
+        model.compile(model.optimizer, model.loss, metrics=created, **kwargs)
     batches = []
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: batches.append(logs))
     history = fit(model, *data(3), epochs=2, callbacks=[watch]).history

@@ -54,12 +54,12 @@ if __name__ == "__main__":
             model.save(name)
         for name in ("w.h5", "w.weights.h5", "w"):
             model.save_weights(name)
-    of_model = {"weights": [w.tolist() for w in model.get_weights()], "residuals": sums(model)}
+    model_state = {"weights": [w.tolist() for w in model.get_weights()], "residuals": sums(model)}
     whole = ("epoch.keras", "epoch.h5", "m.keras", "m.h5", "chief-epoch.keras", "chief.keras")
     parts = ("epoch.weights.h5", "w.h5", "w.weights.h5", "w", "chief.h5", "folder")
     report(
         {
-            "wanted": of_model,
+            "wanted": model_state,
             "held": {name: held(name) for name in whole},
             "weights": {name: weights(name) for name in parts},
             "log": len(pathlib.Path("log").read_text().splitlines()),

@@ -47,7 +47,7 @@ if importlib.util.find_spec("tensorflow_addons"):
     }
 
 
-def of_layers():
+def layer_optimizers():
     """Returns optimizers that identify the layers of `words_model` by the names of weights."""
     if not importlib.util.find_spec("tensorflow_addons"):
         return {}

@@ -66,7 +66,7 @@ def loaded(path, form, make, strategy):
     return model
 
 
-def of_optimizer(name, strategy):
+def optimizer_saves(name, strategy):
     def make():
         return compressed(OPTIMIZERS[name](), "adacomp")
 
@@ -86,4 +86,4 @@ def of_optimizer(name, strategy):
 if __name__ == "__main__":
     os.makedirs(FOLDER)
     strategy = new_strategy()
-    report({name: of_optimizer(name, strategy) for name in argument(2).split(",")})
+    report({name: optimizer_saves(name, strategy) for name in argument(2).split(",")})

@@ -59,7 +59,7 @@ def advised(strategy):
     model = compiled(make_adam, strategy)
     with strategy.scope():
         advice = gc.advise(model, ["adacomp", "scalecom"], compute_seconds=0.01)
-    return [one.method for one in advice.predictions if one.step > 0.01]
+    return [prediction.method for prediction in advice.predictions if prediction.step > 0.01]
 
 
 def larger_model():

@@ -114,12 +114,12 @@ class ArcTopK(Plannable):
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Numbers of blocks; by default from a tenth to ten times the own number."""
-        (own,) = self.settings([spec])
-        if own == SENT_WHOLE or not is_planned(spec):
+        (default,) = self.settings([spec])
+        if default == SENT_WHOLE or not is_planned(spec):
             return None
         if values is None:
             most = self._blocks_in(spec)
-            settings = [self._unless_large(spec, sent) for sent in geometric(own, most)]
+            settings = [self._unless_large(spec, sent) for sent in geometric(default, most)]
         else:
             self.density.check_choices(values)
             settings = [self._by_density(spec, value) for value in values]
@@ -159,12 +159,12 @@ class ArcTopK(Plannable):
         gone = tf.logical_and(tf.math.is_finite(totals[-1]), inputs.finite)
 
         def keep_rest() -> None:
-            for one, blocks in pairs:
-                one.keep(one.without(blocks))
+            for variable, blocks in pairs:
+                variable.keep(variable.without(blocks))
 
         def keep_all() -> None:
-            for one in variables:
-                one.keep(one.total)
+            for variable in variables:
+                variable.keep(variable.total)
 
         tf.cond(gone, keep_rest, lambda: tf.cond(own_finite, keep_all, lambda: None))
         totals = tf.where(gone, totals[:-1], 0.0)
@@ -195,24 +195,25 @@ class ArcTopK(Plannable):
         return tf.where(sent > SENT_WHOLE, coded, 4 * elements)
 
     def _variables(self, inputs: StepInputs) -> list[_Variable]:
-        own = self.settings(inputs.specs)
-        sent: list[tf.Tensor | int] = list(own)
+        settings = self.settings(inputs.specs)
+        sent: list[tf.Tensor | int] = list(settings)
         if inputs.settings is not None:
-            of_step = tf.unstack(tf.cast(self._in_force(inputs), tf.int32), len(own))
+            counts = tf.unstack(tf.cast(self._in_force(inputs), tf.int32), len(settings))
             sent = [
-                0 if of_one == SENT_WHOLE else now for of_one, now in zip(own, of_step, strict=True)
+                0 if setting == SENT_WHOLE else now
+                for setting, now in zip(settings, counts, strict=True)
             ]
-        of_each = zip(inputs.specs, inputs.residuals, inputs.gradients, sent, strict=True)
-        return [_Variable.of(*of_one, block=self.block, rank=self.rank) for of_one in of_each]
+        arguments = zip(inputs.specs, inputs.residuals, inputs.gradients, sent, strict=True)
+        return [_Variable.of(*row, block=self.block, rank=self.rank) for row in arguments]
 
     def _in_force(self, inputs: StepInputs) -> tf.Tensor:
         """Returns how many blocks are sent in this step: int64 [tensors].
 
         A step may bring other numbers of blocks, but the same variables are sent whole.
         """
-        own = tf.constant(self.settings(inputs.specs), tf.int64)
+        settings = tf.constant(self.settings(inputs.specs), tf.int64)
         now = tf.maximum(self.settings_in_force(inputs), 1)
-        return tf.where(own == SENT_WHOLE, own, now)
+        return tf.where(settings == SENT_WHOLE, settings, now)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,9 +293,9 @@ class _Variable:
         """
         if self._is_whole:
             return tf.zeros([0], tf.int32)
-        numbers = tf.cast(tf.reshape(sketch, [self._count, self.rank]), tf.float32)
+        entries = tf.cast(tf.reshape(sketch, [self._count, self.rank]), tf.float32)
         # Squares of the smallest numbers would vanish, and squares of the largest would overflow.
-        scaled = tf.math.divide_no_nan(numbers, tf.reduce_max(tf.abs(numbers)))
+        scaled = tf.math.divide_no_nan(entries, tf.reduce_max(tf.abs(entries)))
         scores = tf.reduce_sum(tf.square(scaled), 1)
         scores = tf.where(tf.math.is_nan(scores), math.inf, scores)  # of sums that overflow
         return tf.math.top_k(scores, self._sent_blocks).indices
@@ -310,8 +311,8 @@ class _Variable:
         if self._is_whole:
             return tf.zeros_like(self.total)
         zeros = tf.zeros([tf.size(blocks), self.block])
-        rest = tf.tensor_scatter_nd_update(self._matrix(), blocks[:, tf.newaxis], zeros)
-        return tf.reshape(rest, [-1])[: self.spec.elements]
+        remaining = tf.tensor_scatter_nd_update(self._matrix(), blocks[:, tf.newaxis], zeros)
+        return tf.reshape(remaining, [-1])[: self.spec.elements]
 
     def spread(self, values: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
         """Returns a gradient with the sent values, and zeros elsewhere."""

@@ -11,10 +11,10 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import zero_if_too_large
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.settings import SEED, SHARE, one_of, whole_number
+from tf_gradcomp.compressors.settings import SEED, SHARE, member_of, whole_number
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
-_ROWS = one_of(1, 3, 5)
+_ROWS = member_of(1, 3, 5)
 _FACTOR = whole_number(1, 1024)
 
 
@@ -88,8 +88,8 @@ class CountSketch(Compressor):
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
         """Returns the bytes of the flag, the sketch, the candidates and whole variables."""
         plan = self._plan(specs)
-        whole = sum(specs[number].elements for number in plan.whole)
-        return 4 * (1 + whole + self.rows * plan.columns + plan.candidates)
+        whole_elements = sum(specs[index].elements for index in plan.whole)
+        return 4 * (1 + whole_elements + self.rows * plan.columns + plan.candidates)
 
     def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums the sketches, then the entries with the largest estimates."""
@@ -118,14 +118,12 @@ class CountSketch(Compressor):
             total = tf.tensor_scatter_nd_update(total, places, exact)
             rest = tf.tensor_scatter_nd_update(rest, places, tf.zeros_like(exact))
 
-        def by_tensor(of_whole: tf.Tensor, of_sketched: tf.Tensor) -> tf.Tensor:
+        def by_tensor(whole: tf.Tensor, sketched: tf.Tensor) -> tf.Tensor:
             """Returns the entries of all tensors, in the order of the tensors."""
-            whole_parts = _split(of_whole, [specs[number].elements for number in plan.whole])
-            parts = _split(of_sketched, [specs[number].elements for number in plan.sketched])
-            by_number = dict(
-                zip([*plan.whole, *plan.sketched], [*whole_parts, *parts], strict=True)
-            )
-            return tf.concat([by_number[number] for number in range(len(specs))], 0)
+            whole_parts = _split(whole, [specs[index].elements for index in plan.whole])
+            parts = _split(sketched, [specs[index].elements for index in plan.sketched])
+            by_index = dict(zip([*plan.whole, *plan.sketched], [*whole_parts, *parts], strict=True))
+            return tf.concat([by_index[index] for index in range(len(specs))], 0)
 
         totals, fits = zero_if_too_large(by_tensor(whole_sum, total), finite)
         reduced, finite = ops.chunk_apply(
@@ -141,22 +139,22 @@ class CountSketch(Compressor):
 
     def _plan(self, specs: Sequence[GradientSpec]) -> _Plan:
         """Returns the tensors to sketch; none if a sketch would send more than all entries."""
-        numbers = range(len(specs))
-        sketched = [n for n in numbers if specs[n].kind != VECTOR and specs[n].elements > 1]
+        indices = range(len(specs))
+        sketched = [n for n in indices if specs[n].kind != VECTOR and specs[n].elements > 1]
         elements = sum(specs[n].elements for n in sketched)
         unit = max(1, round(self.density * elements))
         columns, candidates = self.columns * unit, self.candidates * unit
         if self.rows * columns + candidates >= elements:
-            return _Plan(list(numbers), [], 0, 0)
-        return _Plan([n for n in numbers if n not in sketched], sketched, columns, candidates)
+            return _Plan(list(indices), [], 0, 0)
+        return _Plan([n for n in indices if n not in sketched], sketched, columns, candidates)
 
     def _tensor_bytes(self, specs: Sequence[GradientSpec], plan: _Plan) -> list[int]:
         """Returns the bytes of each tensor: of the sketch and the candidates, by its elements."""
-        elements = sum(specs[number].elements for number in plan.sketched)
+        elements = sum(specs[index].elements for index in plan.sketched)
         shared = self.rows * plan.columns + plan.candidates
         return [
-            4 * (spec.elements * shared // elements if number in plan.sketched else spec.elements)
-            for number, spec in enumerate(specs)
+            4 * (spec.elements * shared // elements if index in plan.sketched else spec.elements)
+            for index, spec in enumerate(specs)
         ]
 
 

@@ -209,7 +209,7 @@ class MaxNormQuantization(Plannable):
         return 4 + sum(8 * _words(entries, width) for width in widths)
 
     def _scales(
-        self, inputs: StepInputs, values: Sequence[tf.Tensor], own_finite: tf.Tensor
+        self, inputs: StepInputs, values: Sequence[tf.Tensor], local_finite: tf.Tensor
     ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
         """Returns the largest magnitudes over all replicas, and whether all replicas are finite.
 
@@ -223,18 +223,18 @@ class MaxNormQuantization(Plannable):
         # An empty tensor has 0.
         maxima = [tf.maximum(0.0, tf.reduce_max(tf.abs(value))) for value in values]
         body = tf.bitcast(tf.stack(maxima) if maxima else tf.zeros([0]), tf.int32)
-        payload = ops.payload_write(body, inputs.step, own_finite, **header)
+        payload = ops.payload_write(body, inputs.step, local_finite, **header)
         payloads = yield AllGather(payload, same_length=True)
         bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
         scales = tf.reduce_max(tf.bitcast(bodies, tf.float32), 0)
         scales = tf.where(tf.logical_and(finite, scales >= _SMALLEST), scales, 0.0)
         return tf.unstack(scales, len(values)), finite
 
-    def _uniform(self, inputs: StepInputs, number: int, shape: tf.TensorShape) -> tf.Tensor:
+    def _uniform(self, inputs: StepInputs, index: int, shape: tf.TensorShape) -> tf.Tensor:
         """Returns random numbers from 0 to 1, by seed, replica, step, tensor and entry alone."""
         replica = tf.bitwise.left_shift(tf.cast(inputs.rank, tf.int64), 32)
         key = tf.bitwise.bitwise_xor(tf.constant(self.seed, tf.int64), replica)
-        counter = tf.stack([tf.constant(number * _MOST_BLOCKS, tf.int64), inputs.step])
+        counter = tf.stack([tf.constant(index * _MOST_BLOCKS, tf.int64), inputs.step])
         return tf.raw_ops.StatelessRandomUniformV2(
             shape=shape,
             key=tf.cast(key[tf.newaxis], tf.uint64),
@@ -247,7 +247,7 @@ class MaxNormQuantization(Plannable):
 def _are_bits(bits: Any) -> bool:
     first, *finer = bits if isinstance(bits, (list, tuple)) and bits else [bits]
     good = is_whole_number(first, MIN_BITS, MAX_BITS) and len(finer) <= 1
-    return good and all(is_whole_number(one, first + 1, MAX_FINER_BITS) for one in finer)
+    return good and all(is_whole_number(bits, first + 1, MAX_FINER_BITS) for bits in finer)
 
 
 _BITS = Valid(
@@ -265,15 +265,15 @@ def _choose_units(
     The choice depends on the value and not on its rounding, so sent values are right on average.
     """
     chosen = list(bits)
-    pairs = [number for number, more in enumerate(finer) if more]
+    pairs = [index for index, finer_bits in enumerate(finer) if finer_bits]
     flags = [
         tf.cast(tf.abs(shares[i]) * _STEPS[finer[i][0]] > tf.gather(_STEPS, bits[i]), tf.float32)
         for i in pairs
     ]
     counts = yield from _sum(flags, [_flag_width(replicas)] * len(pairs))
-    for number, count in zip(pairs, counts, strict=True):
-        coarse = tf.cast(bits[number], tf.int64)
-        chosen[number] = tf.where(count > 0, coarse, tf.constant(finer[number][0], tf.int64))
+    for index, count in zip(pairs, counts, strict=True):
+        coarse = tf.cast(bits[index], tf.int64)
+        chosen[index] = tf.where(count > 0, coarse, tf.constant(finer[index][0], tf.int64))
     return chosen
 
 
@@ -300,32 +300,32 @@ def _words(entries: int, width: Any) -> Any:
 
 
 def _sum(
-    numbers: Sequence[tf.Tensor], widths: Sequence[Any]
+    vectors: Sequence[tf.Tensor], widths: Sequence[Any]
 ) -> Generator[AllReduce, tf.Tensor, list[tf.Tensor]]:
     """Sums whole numbers, exactly.
 
     Args:
-        numbers: float32 vectors, 0 or more.
+        vectors: float32 vectors, 0 or more.
         widths: For each vector, the maximum bits of its sums; a number or a scalar tensor.
 
     Returns:
         int64 vectors.
     """
-    words = list(map(_packed, numbers, widths))
+    words = list(map(_packed, vectors, widths))
     answer = yield from request_unless_empty(
         tf.concat([tf.zeros([0], tf.int64), *words], 0), AllReduce
     )
     return [
-        _unpacked(part, width, number.shape.num_elements())
-        for part, width, number in zip(_split(answer, words), widths, numbers, strict=True)
+        _unpacked(part, width, values.shape.num_elements())
+        for part, width, values in zip(_split(answer, words), widths, vectors, strict=True)
     ]
 
 
-def _packed(numbers: tf.Tensor, width: Any) -> tf.Tensor:
+def _packed(values: tf.Tensor, width: Any) -> tf.Tensor:
     """Packs whole numbers into int64 words; neighbours are in neighbouring words."""
-    entries = numbers.shape.num_elements()
+    entries = values.shape.num_elements()
     lanes, words = _WORD_BITS // width, _words(entries, width)
-    padded = tf.pad(tf.cast(numbers, tf.int64), [[0, lanes * words - entries]])
+    padded = tf.pad(tf.cast(values, tf.int64), [[0, lanes * words - entries]])
     shifted = tf.bitwise.left_shift(tf.reshape(padded, [lanes, words]), _shifts(width))
     return tf.reduce_sum(shifted, 0)
 
@@ -345,6 +345,6 @@ def _split(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return tf.split(vector, list(map(tf.size, like))) if like else []
 
 
-def _joined(by_number: Mapping[int, tf.Tensor]) -> tf.Tensor:
+def _joined(by_index: Mapping[int, tf.Tensor]) -> tf.Tensor:
     """Returns the concatenated vectors, in the order of their numbers."""
-    return tf.concat([by_number[number] for number in sorted(by_number)], 0)
+    return tf.concat([by_index[index] for index in sorted(by_index)], 0)

@@ -12,13 +12,13 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import sum_payloads
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllGather
-from tf_gradcomp.compressors.settings import Valid, is_share, one_of, whole_number
+from tf_gradcomp.compressors.settings import Valid, is_share, member_of, whole_number
 from tf_gradcomp.ops.payload import SIDCO
 from tf_gradcomp.policy import GradientSpec
 
 _FIRST_DENSITY = 0.25  # of the first of several stages, in the kernel, too
 _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
-_DISTRIBUTION = one_of("pareto", "exponential")
+_DISTRIBUTION = member_of("pareto", "exponential")
 _STAGES = whole_number(1, 20)
 
 
@@ -106,10 +106,10 @@ class SIDCo(Compressor):
                 ]
                 for residual, total, sent, spec in zip(residuals, flat, places, specs, strict=True):
                     zeros = tf.zeros_like(sent, tf.float32)
-                    rest = tf.tensor_scatter_nd_update(total, sent[:, None], zeros)
-                    _assign(residual, rest, spec)
+                    remaining = tf.tensor_scatter_nd_update(total, sent[:, None], zeros)
+                    _assign(residual, remaining, spec)
                 values = [tf.gather(*pair) for pair in zip(flat, places, strict=True)]
-                counts = tf.stack([tf.size(of_one) for of_one in places])
+                counts = tf.stack([tf.size(tensor_indices) for tensor_indices in places])
                 return tf.concat([counts, *places, tf.bitcast(tf.concat(values, 0), tf.int32)], 0)
 
             body = tf.cond(finite, packed, lambda: tf.zeros([len(specs)], tf.int32))
@@ -131,10 +131,10 @@ class SIDCo(Compressor):
 
         def put_back(residuals: Sequence[tf.Tensor], payload: tf.Tensor) -> None:
             bodies, *_ = ops.payload_read(payload[tf.newaxis], inputs.step, **header)
-            places, values = _entries(bodies[0], sizes)
-            sent = tf.split(tf.scatter_nd(places[:, None], values, [sum(sizes)]), sizes)
-            for residual, of_one, spec in zip(residuals, sent, specs, strict=True):
-                _assign(residual, _read(residual, spec) + tf.reshape(of_one, spec.shape), spec)
+            indices, values = _entries(bodies[0], sizes)
+            sent = tf.split(tf.scatter_nd(indices[:, None], values, [sum(sizes)]), sizes)
+            for residual, values_sent, spec in zip(residuals, sent, specs, strict=True):
+                _assign(residual, _read(residual, spec) + tf.reshape(values_sent, spec.shape), spec)
 
         payload, tensor_bytes = encode()
         payloads = yield AllGather(payload)
@@ -156,19 +156,19 @@ def _entries(body: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tenso
     A body without words has no entries: the replica was not finite.
     """
     body = tf.cond(tf.size(body) > 0, lambda: body, lambda: tf.zeros([len(sizes)], tf.int32))
-    counts, rest = body[: len(sizes)], body[len(sizes) :]
-    places, words = tf.split(rest, 2)
+    counts, words_of_entries = body[: len(sizes)], body[len(sizes) :]
+    indices, words = tf.split(words_of_entries, 2)
     sizes = tf.constant(sizes, tf.int64)
-    places = tf.cast(places, tf.int64)
+    indices = tf.cast(indices, tf.int64)
     with tf.control_dependencies(
         [
             tf.debugging.assert_non_negative(counts),
-            tf.debugging.assert_equal(tf.reduce_sum(counts), tf.size(places)),
+            tf.debugging.assert_equal(tf.reduce_sum(counts), tf.size(indices)),
         ]
     ):
         starts = tf.repeat(tf.cumsum(sizes, exclusive=True), counts)
         ends = tf.repeat(sizes, counts)
     with tf.control_dependencies(
-        [tf.debugging.assert_non_negative(places), tf.debugging.assert_less(places, ends)]
+        [tf.debugging.assert_non_negative(indices), tf.debugging.assert_less(indices, ends)]
     ):
-        return starts + places, tf.bitcast(words, tf.float32)
+        return starts + indices, tf.bitcast(words, tf.float32)

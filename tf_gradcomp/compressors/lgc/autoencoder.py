@@ -72,36 +72,38 @@ class Architecture:
     weights: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | Described | None) -> Architecture:
+    def of(cls, architecture: Mapping[str, Any] | Described | None) -> Architecture:
         """The architecture of a description or of an object that has one; the paper's for None."""
-        if given is None:
+        if architecture is None:
             return cls()
-        if isinstance(given, Described):
-            given = given.description()
+        if isinstance(architecture, Described):
+            architecture = architecture.description()
         try:
-            return cls._checked(dict(given))
+            return cls._checked(dict(architecture))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{_EXPECTED}; received {_shortened(given)} ({error}).") from None
+            raise ValueError(
+                f"{_EXPECTED}; received {_shortened(architecture)} ({error})."
+            ) from None
 
     @classmethod
-    def _checked(cls, given: dict[str, Any]) -> Architecture:
-        unknown = set(given) - {"encoder", "decoder", "slope", "weights"}
+    def _checked(cls, settings: dict[str, Any]) -> Architecture:
+        unknown = set(settings) - {"encoder", "decoder", "slope", "weights"}
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         default = cls()
         encoder, decoder = (
-            tuple(Convolution(*layer) for layer in given.get(name, getattr(default, name)))
+            tuple(Convolution(*layer) for layer in settings.get(name, getattr(default, name)))
             for name in ("encoder", "decoder")
         )
         sizes = [size for layer in (*encoder, *decoder) for size in layer]
         if not all(is_whole_number(size, 1, _LARGEST) for size in sizes):
             raise ValueError("sizes are whole numbers of at least 1")
-        slope = given.get("slope", default.slope)
+        slope = settings.get("slope", default.slope)
         if isinstance(slope, bool) or not isinstance(slope, (int, float)) or not 0 <= slope <= 1:
             raise ValueError("a slope is a number from 0 to 1")
         if math.prod(c.stride for c in encoder) != math.prod(c.stride for c in decoder):
             raise ValueError("the strides of encoder and decoder have different products")
-        weights = given.get("weights")
+        weights = settings.get("weights")
         if isinstance(weights, str):
             weights = np.frombuffer(base64.b64decode(weights), "<f4")
         if weights is not None:
@@ -170,10 +172,10 @@ class Architecture:
         return sum(math.prod(shape) for shape in self.shapes(innovations))
 
 
-def _shortened(given: Any) -> str:
-    if isinstance(given, Mapping) and "weights" in given:
-        given = {**given, "weights": "..."}
-    return repr(given)
+def _shortened(architecture: Any) -> str:
+    if isinstance(architecture, Mapping) and "weights" in architecture:
+        architecture = {**architecture, "weights": "..."}
+    return repr(architecture)
 
 
 def weights_text(architecture: Architecture) -> str:

@@ -19,8 +19,8 @@ from tf_gradcomp.compressors.lgc.settings import (
     ERRORS,
     KEPT_ERRORS,
     LATEST,
+    LEARNED,
     LEARNING,
-    LEARNT,
     ROUNDING,
     SHARE_ERROR,
     SUMMING,
@@ -47,19 +47,19 @@ _ENDS_UNKNOWN = (
 )
 
 
-class Collected(NamedTuple):
+class CollectedVectors(NamedTuple):
     """The training vectors of one step."""
 
-    number: int  # the number of the step among the collected ones, from 1 on
+    step: int  # the number of the step among the collected ones, from 1 on
     # float32 [replicas, entries]: the leader's vector first, then the vectors of the replicas after
     # it, in turn.
     vectors: np.ndarray
 
 
-class Learnt(NamedTuple):
+class TrainingResult(NamedTuple):
     """Result of one step of training."""
 
-    number: int
+    step: int
     loss: float
     error: float
 
@@ -108,34 +108,34 @@ class AutoencoderState:
         return self.lgc.layout(self.specs).added
 
     @property
-    def last_learnt(self) -> int:
+    def last_learned(self) -> int:
         """Returns the number of the last collected step that the autoencoder was trained with."""
-        return int(self.job_state[LEARNT].numpy())
+        return int(self.job_state[LEARNED].numpy())
 
     @property
     def weights(self) -> np.ndarray | None:
         """Returns the weights from which training continues; None for a new model."""
-        if not self.last_learnt and not self.in_use:
+        if not self.last_learned and not self.in_use:
             return self.lgc.architecture.weights
         return self.job_state[WEIGHTS].numpy()
 
     def ask_for_vectors(self) -> None:
-        """Has the replicas gather training vectors, once the dense steps are over."""
+        """Requests training vectors, collected after the dense steps."""
         if self.trains and self.phase == SUMMING and not int(self.job_state[WANTED].numpy()):
             self.job_state[WANTED].assign(COLLECTING)
 
-    def new_vectors(self) -> list[Collected]:
+    def new_vectors(self) -> list[CollectedVectors]:
         """Returns the vectors since the last training; older ones may be overwritten."""
         if not self.trains or self.phase != COLLECTING:
             return []
-        last = self.last_learnt
+        last = self.last_learned
         if int(self.job_state[COLLECTED].numpy()) == last:
             return []
         steps = self.job_state[VECTOR_STEPS].numpy()
         vectors = self.job_state[VECTORS].numpy()
         return [
-            Collected(int(number), vectors[steps == number])
-            for number in np.unique(steps[steps > last])
+            CollectedVectors(int(step), vectors[steps == step])
+            for step in np.unique(steps[steps > last])
         ]
 
     def last_vectors(self) -> np.ndarray | None:
@@ -146,19 +146,21 @@ class AutoencoderState:
         steps = self.job_state[VECTOR_STEPS].numpy()
         return self.job_state[VECTORS].numpy()[steps == steps.max()] if steps.any() else None
 
-    def learn(self, weights: np.ndarray, learnt: Sequence[Learnt]) -> None:
+    def learn(self, weights: np.ndarray, learnt: Sequence[TrainingResult]) -> None:
         """Stores the result of training, and decides the next phase."""
         state, last = self.job_state, learnt[-1]
-        errors = [1 + of_one.error for of_one in learnt]
-        kept = np.concatenate([state[ERRORS].numpy(), errors])[-KEPT_ERRORS:].astype(np.float32)
+        errors = [1 + result.error for result in learnt]
+        recent_errors = np.concatenate([state[ERRORS].numpy(), errors])[-KEPT_ERRORS:].astype(
+            np.float32
+        )
         state[WEIGHTS].assign(weights)
-        state[ERRORS].assign(kept)
-        state[LEARNT].assign(last.number)
+        state[ERRORS].assign(recent_errors)
+        state[LEARNED].assign(last.step)
         state[LATEST].assign([last.loss, last.error])
         # The errors belong to earlier steps, and do not show whether the last step made weights
         # NaN.
         trained = bool(np.isfinite(weights).all())
-        state[WANTED].assign(self._next_phase(last.number, kept, trained))
+        state[WANTED].assign(self._next_phase(last.step, recent_errors, trained))
 
     def _next_phase(self, steps: int, errors: np.ndarray, trained: bool) -> int:
         if steps < self.lgc.training_steps:

@@ -48,7 +48,7 @@ class Coding(Phase, registered=False):
         """Broadcasts the positions of the leader's entries, and sums or gathers their codes."""
         step = self._step(inputs)
         if not step.layout.coded_entries:
-            yield from step.follow()
+            yield from step.broadcast_choice()
             nothing = step.coded()
             sums = yield from step.sum()
             return step.end(sums, nothing, sums.finite, 0)
@@ -65,10 +65,10 @@ class Coding(Phase, registered=False):
             state[name].assign(tf.where(exchanged.finite, value, before))
         return exchanged
 
-    def _follow(
-        self, step: LeaderStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
+    def _broadcast_choice(
+        self, step: LeaderStep, words: int, make_words: Callable[[tf.Tensor], tf.Tensor]
     ) -> Generator[Request, tf.Tensor, tf.Tensor]:
-        """Runs `LeaderStep.follow`; ends the phase once the leader's residuals have grown too much.
+        """Broadcasts the choice; ends the phase once the leader's residuals have grown too much.
 
         The autoencoder then misses so much of the current gradients that training would fail.
         """
@@ -77,12 +77,12 @@ class Coding(Phase, registered=False):
         def with_growth(chosen: tf.Tensor) -> tf.Tensor:
             now = _norms(step.inputs)
             grown = tf.norm(now) > _MOST_GROWTH * tf.norm(self._norms_before(step.inputs, now))
-            return tf.concat([[tf.cast(grown, tf.int32)], more(chosen)], 0)
+            return tf.concat([[tf.cast(grown, tf.int32)], make_words(chosen)], 0)
 
-        told = yield from step.follow(1 + words, with_growth)
+        received = yield from step.broadcast_choice(1 + words, with_growth)
         phase = state[PHASE].read_value()
-        state[PHASE].assign(tf.where(told[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
-        return told[1:]
+        state[PHASE].assign(tf.where(received[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
+        return received[1:]
 
     def _norms_before(self, inputs: StepInputs, now: tf.Tensor) -> tf.Tensor:
         """Returns the residuals' norms in the first step that had this replica as leader.
@@ -90,7 +90,7 @@ class Coding(Phase, registered=False):
         A resumed job may have lost them. Its first norms then count, and it may give the
         autoencoder up early.
         """
-        norms, indices = inputs.job_state[NORMS], _numbers(inputs)
+        norms, indices = inputs.job_state[NORMS], _indices(inputs)
         before = tf.gather(norms.read_value(), indices)
         before = tf.where(before > 0, before, now)
         norms.scatter_update(tf.IndexedSlices(before, indices))
@@ -103,31 +103,33 @@ class Coding(Phase, registered=False):
         summed = self._lgc.latent_dtype == FLOAT16
 
         def scales(chosen: tf.Tensor) -> tf.Tensor:
-            told = [scale_of(chosen)]
+            scales = [scale_of(chosen)]
             if summed:
-                scaled = over_scale(chosen, told[0])
+                scaled = over_scale(chosen, scales[0])
                 latent = network.encode(self._vectors(scaled[tf.newaxis]))
-                told.append(tf.reduce_max(tf.abs(latent)))
-            return tf.bitcast(tf.stack(told), tf.int32)
+                scales.append(tf.reduce_max(tf.abs(latent)))
+            return tf.bitcast(tf.stack(scales), tf.int32)
 
-        told = tf.bitcast((yield from self._follow(step, 1 + summed, scales)), tf.float32)
-        scale, own = told[0], step.coded()
-        own_latent = network.encode(self._vectors(over_scale(own, scale)[tf.newaxis]))
-        flat = tf.reshape(own_latent, [self._lgc.architecture.latents(entries)])
-        flat = tf.where(step.own_finite, flat, tf.zeros_like(flat))
+        received = tf.bitcast(
+            (yield from self._broadcast_choice(step, 1 + summed, scales)), tf.float32
+        )
+        scale, coded = received[0], step.coded()
+        local_latent = network.encode(self._vectors(over_scale(coded, scale)[tf.newaxis]))
+        flat = tf.reshape(local_latent, [self._lgc.architecture.latents(entries)])
+        flat = tf.where(step.local_finite, flat, tf.zeros_like(flat))
         if summed:
             sums = yield from step.sum()
-            of_each = tf.fill(tf.shape(flat), told[1])
-            rounded = yield from sum_shares(flat, of_each, step.own_finite, size)
+            latent_scales = tf.fill(tf.shape(flat), received[1])
+            rounded = yield from sum_shares(flat, latent_scales, step.local_finite, size)
             flat, total = rounded.sent, rounded.total
             finite = tf.logical_and(sums.finite, rounded.finite)
         else:
             sums = yield from step.sum(flat)
-            total, finite = sums.more, sums.finite
-        both = tf.reshape(tf.concat([total / size, flat], 0), [2, *own_latent.shape[1:]])
-        mean, share = tf.unstack(network.output(network.expand(both, frozen=True)) * scale)
+            total, finite = sums.extra, sums.finite
+        latents = tf.reshape(tf.concat([total / size, flat], 0), [2, *local_latent.shape[1:]])
+        mean, share = tf.unstack(network.output(network.expand(latents, frozen=True)) * scale)
         coded_bytes = flat.shape[0] * (2 if summed else 4)
-        return own, mean[:entries] * size, share[:entries], sums, finite, coded_bytes
+        return coded, mean[:entries] * size, share[:entries], sums, finite, coded_bytes
 
     def _parameter_server(self, step: LeaderStep) -> Generator[Request, tf.Tensor, Any]:
         """The leader's latent for all, and each replica's innovation."""
@@ -142,35 +144,35 @@ class Coding(Phase, registered=False):
         floats = self._lgc.architecture.latents(entries)
         halved = self._lgc.latent_dtype != FLOAT32
         latent_bytes = 4 * (-(-floats // 2) if halved else floats)  # in whole words
-        told = yield from self._follow(step, latent_bytes // 4, latent)
-        own = step.coded()
+        received = yield from self._broadcast_choice(step, latent_bytes // 4, latent)
+        coded = step.coded()
         sums = yield from step.sum()
-        scale = scale_of(own)
-        _, places = tf.math.top_k(tf.abs(own), count)
-        added = tf.gather(over_scale(own, scale), places)
+        scale = scale_of(coded)
+        _, indices = tf.math.top_k(tf.abs(coded), count)
+        added = tf.gather(over_scale(coded, scale), indices)
         floats = tf.bitcast(tf.concat([[scale], added], 0), tf.int32)
         header = self._header(inputs)
         payload = ops.payload_write(
-            tf.concat([floats, places], 0),
+            tf.concat([floats, indices], 0),
             inputs.step,
-            step.own_finite,
+            step.local_finite,
             **header,
         )
         payloads = yield AllGather(payload, same_length=True)
         bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
         bodies = tf.ensure_shape(bodies, [size, 1 + 2 * count])
-        floats, places = tf.split(bodies, [1 + count, count], 1)
+        floats, indices = tf.split(bodies, [1 + count, count], 1)
         floats = tf.bitcast(floats, tf.float32)
         rows = tf.repeat(tf.range(size), count)
-        where = tf.stack([rows, tf.reshape(places, [-1])], 1)
+        where = tf.stack([rows, tf.reshape(indices, [-1])], 1)
         length = architecture.padded(entries)
         innovations = tf.scatter_nd(where, tf.reshape(floats[:, 1:], [-1]), [size, length])
         shape = [1, length // architecture.shortening, architecture.channels]
-        expanded = network.expand(tf.reshape(self._from_words(told, entries), shape))
-        of_all = network.output(expanded, innovations)[:, :entries] * floats[:, :1]
-        share = tf.gather(of_all, inputs.rank)
+        expanded = network.expand(tf.reshape(self._from_words(received, entries), shape))
+        decoded = network.output(expanded, innovations)[:, :entries] * floats[:, :1]
+        share = tf.gather(decoded, inputs.rank)
         coded_bytes = latent_bytes / size + 8 * count
-        return own, sum_in_order(of_all), share, sums, finite, coded_bytes
+        return coded, sum_in_order(decoded), share, sums, finite, coded_bytes
 
     def _as_words(self, latent: tf.Tensor) -> tf.Tensor:
         flat = tf.reshape(latent, [-1])
@@ -200,6 +202,6 @@ def _norms(inputs: StepInputs) -> tf.Tensor:
     return tf.stack([tf.norm(residual) for residual in residuals]) * inputs.size
 
 
-def _numbers(inputs: StepInputs) -> list[int]:
+def _indices(inputs: StepInputs) -> list[int]:
     """The places of this step's gradients among all gradients of the job."""
     return list(range(len(inputs.specs)) if inputs.indices is None else inputs.indices)

@@ -32,7 +32,7 @@ class Layout:
     # Number of chosen entries of each tensor; 0 if the tensor is summed whole.
     entries: tuple[int, ...]
     # Number of int32 words for the positions of each tensor's chosen entries.
-    place_words: tuple[int, ...]
+    index_words: tuple[int, ...]
     added: int  # number of coded entries that each replica sends uncoded, besides the code
 
     @property
@@ -43,12 +43,12 @@ class Layout:
     @property
     def coded_entries(self) -> int:
         """Number of coded entries."""
-        return sum(self.entries[place] for place in self.coded)
+        return sum(self.entries[index] for index in self.coded)
 
     @property
     def coded_words(self) -> int:
         """Number of words for the positions of the coded entries."""
-        return sum(self.place_words[place] for place in self.coded)
+        return sum(self.index_words[index] for index in self.coded)
 
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
         """Returns the bytes that each tensor takes of a payload, rounded down.
@@ -57,13 +57,13 @@ class Layout:
         coded entries, without their places.
         """
         counted = []
-        for place, size in enumerate(sizes):
-            entries = self.entries[place]
-            places = 4 * self.place_words[place] / replicas
-            if place in self.coded:
-                counted.append(int(places + coded_bytes * entries / self.coded_entries))
-            elif place in self.plain:
-                counted.append(int(places + 4 * entries))
+        for index, size in enumerate(sizes):
+            entries = self.entries[index]
+            index_bytes = 4 * self.index_words[index] / replicas
+            if index in self.coded:
+                counted.append(int(index_bytes + coded_bytes * entries / self.coded_entries))
+            elif index in self.plain:
+                counted.append(int(index_bytes + 4 * entries))
             else:
                 counted.append(4 * size)
         return tf.constant(counted, tf.int64)
@@ -73,19 +73,20 @@ class Sums:
     """Results of the sums of a step.
 
     Attributes:
-        whole: The tensors that were summed whole, flattened and concatenated.
-        plain: The entries that were summed without coding.
-        more: Other values that were summed in the same vector.
+        whole_elements: The tensors that were summed whole, flattened and concatenated.
+        plain_elements: The entries that were summed without coding.
+        extra: Other values that were summed in the same vector.
         finite: bool scalar, equal on all replicas: whether all summed values were finite. A sum may
             still be too large.
     """
 
-    def __init__(self, total: tf.Tensor, whole: int, plain: int) -> None:
-        self.whole, self.plain, rest = tf.split(
-            total, [whole, plain, tf.size(total) - whole - plain]
+    def __init__(self, total: tf.Tensor, whole_elements: int, plain_elements: int) -> None:
+        self.whole, self.plain, remainder = tf.split(
+            total,
+            [whole_elements, plain_elements, tf.size(total) - whole_elements - plain_elements],
         )
-        self.more = rest[:-1]
-        self.finite = tf.math.is_finite(rest[-1])
+        self.extra = remainder[:-1]
+        self.finite = tf.math.is_finite(remainder[-1])
 
 
 class LeaderStep:
@@ -95,50 +96,52 @@ class LeaderStep:
         inputs: The inputs of the method.
         layout: How the tensors are sent.
         leader: int32 scalar, the rank of the replica that leads.
-        own_finite: bool scalar: whether this replica's gradients and residuals are.
+        local_finite: bool scalar: whether this replica's gradients and residuals are.
     """
 
     def __init__(self, inputs: StepInputs, layout: Layout, order: str) -> None:
         self.inputs = inputs
         self.layout = layout
         self.leader = leader(inputs.step, inputs.size)
-        self._of_all = self._selection((*layout.selected, *layout.whole))
-        self._chosen, self.own_finite = ops.leader_select(
-            self._of_all, tf.equal(self.leader, inputs.rank), order=order
+        self._all_tensors = self._selection((*layout.selected, *layout.whole))
+        self._chosen, self.local_finite = ops.leader_select(
+            self._all_tensors, tf.equal(self.leader, inputs.rank), order=order
         )
-        self._places = self._chosen  # until the leader's are known
+        self._indices = self._chosen  # until the leader's are known
 
-    def follow(
-        self, words: int = 0, more: Callable[[tf.Tensor], tf.Tensor] | None = None
+    def broadcast_choice(
+        self, words: int = 0, make_words: Callable[[tf.Tensor], tf.Tensor] | None = None
     ) -> Generator[Request, tf.Tensor, tf.Tensor]:
-        """Has the leader tell which entries it has chosen; must come first.
+        """Broadcasts the leader's selection. Call it first.
 
-        The leader also tells `words` words, which `more` makes from its coded entries, and which
-        are returned.
+        With `make_words`, the leader also sends `words` int32 words, made from its coded entries.
+        They are returned.
         """
-        payload, places = self._chosen, sum(self.layout.place_words)
-        if more:
+        payload, index_words = self._chosen, sum(self.layout.index_words)
+        if make_words:
             leads = tf.equal(self.leader, self.inputs.rank)
-            told = tf.cond(leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32))
-            payload = tf.concat([payload, told], 0)
-        payload = tf.ensure_shape(payload, [places + words])
+            extra = tf.cond(
+                leads, lambda: make_words(self.coded()), lambda: tf.zeros([words], tf.int32)
+            )
+            payload = tf.concat([payload, extra], 0)
+        payload = tf.ensure_shape(payload, [index_words + words])
         payload = yield from request_unless_empty(
-            payload, lambda given: Broadcast(given, self.leader)
+            payload, lambda words: Broadcast(words, self.leader)
         )
-        self._places, told = tf.split(payload, [places, words])
-        return told
+        self._indices, extra = tf.split(payload, [index_words, words])
+        return extra
 
     def coded(self) -> tf.Tensor:
         """This replica's values of the entries that are coded; zeros if it is not finite."""
-        return self._given(self.layout.coded, self._places[: self.layout.coded_words])
+        return self._values_at(self.layout.coded, self._indices[: self.layout.coded_words])
 
-    def sum(self, more: tf.Tensor | None = None) -> Generator[AllReduce, tf.Tensor, Sums]:
-        """Sums the tensors that are sent whole, the plain entries and `more`, with a flag."""
-        whole = self._given(self.layout.whole, self._places[:0])
-        plain = self._given(self.layout.plain, self._places[self.layout.coded_words :])
-        given = [whole, plain] if more is None else [whole, plain, more]
-        flag = tf.where(self.own_finite, [0.0], [float("nan")])
-        total = yield AllReduce(tf.concat([*given, flag], 0))
+    def sum(self, extra: tf.Tensor | None = None) -> Generator[AllReduce, tf.Tensor, Sums]:
+        """Sums the tensors that are sent whole, the plain entries and `extra`, with a flag."""
+        whole = self._values_at(self.layout.whole, self._indices[:0])
+        plain = self._values_at(self.layout.plain, self._indices[self.layout.coded_words :])
+        parts = [whole, plain] if extra is None else [whole, plain, extra]
+        flag = tf.where(self.local_finite, [0.0], [float("nan")])
+        total = yield AllReduce(tf.concat([*parts, flag], 0))
         return Sums(total, whole.shape.num_elements(), plain.shape.num_elements())
 
     def end(
@@ -159,30 +162,30 @@ class LeaderStep:
         finite = tf.logical_and(finite, sums.finite)
         totals, fits = zero_if_too_large(tf.concat([totals, sums.plain, sums.whole], 0), finite)
         rests = tf.zeros([0]) if rests is None else rests
-        of_all, taken = ops.leader_apply(
-            self._of_all,
-            self._places,
+        totals_by_tensor, taken = ops.leader_apply(
+            self._all_tensors,
+            self._indices,
             totals,
             # Values decoded from large entries may themselves be too large.
             tf.where(tf.math.is_finite(rests), rests, tf.zeros_like(rests)),
-            self.own_finite,
+            self.local_finite,
             tf.logical_and(finite, self.inputs.finite),
         )
-        reduced = dict(zip((*layout.selected, *layout.whole), of_all, strict=True))
+        reduced = dict(zip((*layout.selected, *layout.whole), totals_by_tensor, strict=True))
         sizes = [spec.elements for spec in specs]
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
-        dense = [reduced[place] for place in range(len(specs))]
+        dense = [reduced[index] for index in range(len(specs))]
         return Reduced(dense, tf.logical_and(taken, fits), counted)
 
     def _selection(self, tensors: Sequence[int]) -> ops.LeaderSelection:
         return ops.LeaderSelection(
-            [self.inputs.residuals[place] for place in tensors],
-            [self.inputs.gradients[place] for place in tensors],
-            [self.layout.entries[place] for place in tensors],
+            [self.inputs.residuals[index] for index in tensors],
+            [self.inputs.gradients[index] for index in tensors],
+            [self.layout.entries[index] for index in tensors],
         )
 
-    def _given(self, tensors: Sequence[int], places: tf.Tensor) -> tf.Tensor:
+    def _values_at(self, tensors: Sequence[int], indices: tf.Tensor) -> tf.Tensor:
         """The values of some tensors at their positions; zeros in place of non-finite values."""
         if not tensors:
             return tf.zeros([0])
-        return ops.leader_take(self._selection(tensors), places, self.own_finite)
+        return ops.leader_take(self._selection(tensors), indices, self.local_finite)

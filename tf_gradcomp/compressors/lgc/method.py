@@ -26,7 +26,7 @@ from tf_gradcomp.compressors.lgc.settings import (
     job_state_specs,
     phase_of,
 )
-from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, one_of
+from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, member_of
 from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.policy import (
     CONVOLUTION,
@@ -127,12 +127,12 @@ class LGC(Staged):
         **warmup: Any,
     ) -> None:
         super().__init__(**{"warmup_steps": dense_steps, **warmup})
-        self.pattern = one_of(ALL_REDUCE, PARAMETER_SERVER).checked("LGC: pattern", pattern)
+        self.pattern = member_of(ALL_REDUCE, PARAMETER_SERVER).checked("LGC: pattern", pattern)
         self.density = _density(density, overrides)
         self.training_steps = _STEPS.checked("LGC: training_steps", training_steps)
         self.innovation = float(SHARE.checked("LGC: innovation", innovation))
-        self.order = one_of(*ORDERS).checked("LGC: order", order)
-        self.latent_dtype = one_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
+        self.order = member_of(*ORDERS).checked("LGC: order", order)
+        self.latent_dtype = member_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
         self.guard = float(SHARE.checked("LGC: guard", guard))
         self.architecture = Architecture.of(autoencoder).checked_weights(self.innovations)
         self.stages = (
@@ -151,18 +151,18 @@ class LGC(Staged):
     def layout(self, specs: Sequence[GradientSpec]) -> Layout:
         """Returns the layout, which says how each tensor is sent."""
         entries = tuple(self._entries(spec) for spec in specs)
-        selected = [place for place, count in enumerate(entries) if count]
-        coded = tuple(place for place in selected if specs[place].end != LAST)
+        selected = [index for index, count in enumerate(entries) if count]
+        coded = tuple(index for index in selected if specs[index].end != LAST)
         return Layout(
-            whole=tuple(place for place, count in enumerate(entries) if not count),
+            whole=tuple(index for index, count in enumerate(entries) if not count),
             coded=coded,
-            plain=tuple(place for place in selected if specs[place].end == LAST),
+            plain=tuple(index for index in selected if specs[index].end == LAST),
             entries=entries,
-            place_words=tuple(
-                ops.leader_place_words(spec.elements, count)
+            index_words=tuple(
+                ops.leader_index_words(spec.elements, count)
                 for spec, count in zip(specs, entries, strict=True)
             ),
-            added=math.ceil(self.innovation * sum(entries[place] for place in coded)),
+            added=math.ceil(self.innovation * sum(entries[index] for index in coded)),
         )
 
     def _entries(self, spec: GradientSpec) -> int:
@@ -187,8 +187,8 @@ class LGC(Staged):
         return tf.cast(phase_of(self, job_state), tf.int32)
 
     def get_config(self) -> dict[str, Any]:
-        given = self.architecture != Architecture() or self.architecture.weights is not None
-        autoencoder = self.architecture.description() if given else None
+        is_custom = self.architecture != Architecture() or self.architecture.weights is not None
+        autoencoder = self.architecture.description() if is_custom else None
         return {**self._settings(), "autoencoder": autoencoder, **self._dense_config()}
 
     def _settings(self) -> dict[str, Any]:
@@ -224,9 +224,9 @@ class LGC(Staged):
 
 
 def _density(
-    given: float | Mapping[str, float | None] | None, overrides: Mapping[str, float | None] | None
+    density: float | Mapping[str, float | None] | None, overrides: Mapping[str, float | None] | None
 ) -> PerVariable[float]:
     default = dict.fromkeys(_KINDS, _DENSITY) | dict.fromkeys((EMBEDDING, VECTOR))
-    if not isinstance(given, Mapping):
-        given = dict.fromkeys(_KINDS, given)
-    return PerVariable("LGC: density", given, default, overrides, SHARE)
+    if not isinstance(density, Mapping):
+        density = dict.fromkeys(_KINDS, density)
+    return PerVariable("LGC: density", density, default, overrides, SHARE)

@@ -87,10 +87,10 @@ class Summing(Phase, registered=False):
         """Broadcasts the positions of the leader's largest entries, and sums these entries."""
         reset_if_incompatible(self._lgc, inputs.job_state)
         step = self._step(inputs)
-        yield from _follow_news(step)
+        yield from _receive_weights_update(step)
         own = step.coded()
         sums = yield from step.sum(own)
-        return step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
+        return step.end(sums, sums.extra, sums.finite, 4 * step.layout.coded_entries)
 
 
 class Collecting(Phase, registered=False):
@@ -102,14 +102,14 @@ class Collecting(Phase, registered=False):
         """Broadcasts the positions of the leader's largest entries, and gathers these entries."""
         step = self._step(inputs)
         entries = step.layout.coded_entries
-        yield from _follow_news(step)
+        yield from _receive_weights_update(step)
         own = step.coded()
         sums = yield from step.sum()
         if not entries:
             return step.end(sums, own, sums.finite, 0)
         header = self._header(inputs)
         body = tf.bitcast(own, tf.int32)
-        payload = ops.payload_write(body, inputs.step, step.own_finite, **header)
+        payload = ops.payload_write(body, inputs.step, step.local_finite, **header)
         payloads = yield AllGather(payload, same_length=True)
         bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
         of_all = tf.ensure_shape(tf.bitcast(bodies, tf.float32), [inputs.size, entries])
@@ -117,29 +117,29 @@ class Collecting(Phase, registered=False):
         self._keep(of_all, step, exchanged.finite)
         return exchanged
 
-    def _keep(self, of_all: tf.Tensor, step: LeaderStep, finite: tf.Tensor) -> None:
+    def _keep(self, all_coded: tf.Tensor, step: LeaderStep, finite: tf.Tensor) -> None:
         """Keeps a step's vectors, the leader's first, on the first replica; all count the step."""
         inputs, state = step.inputs, step.inputs.job_state
         room = state[VECTORS].shape[0]
-        kept = min(inputs.size, room)
-        number = state[COLLECTED].read_value()
-        of_all = tf.roll(of_all, -step.leader, 0)
-        scales = scales_of(of_all)
+        row_count = min(inputs.size, room)
+        collected = state[COLLECTED].read_value()
+        all_coded = tf.roll(all_coded, -step.leader, 0)
+        scales = scales_of(all_coded)
         if self._lgc.pattern == ALL_REDUCE:  # one scale for all
             scales = tf.fill([inputs.size], scales[0])
-        vectors = self._vectors(tf.math.divide_no_nan(of_all, scales[:, tf.newaxis]))[:kept]
+        vectors = self._vectors(tf.math.divide_no_nan(all_coded, scales[:, tf.newaxis]))[:row_count]
         unused = state[VECTORS].shape[1] - vectors.shape[1]  # by a step with some of the gradients
-        rows = tf.cast(number % (room // kept), tf.int32) * kept + tf.range(kept)
+        rows = tf.cast(collected % (room // row_count), tf.int32) * row_count + tf.range(row_count)
 
         def keep() -> None:
             padded = tf.pad(vectors, [[0, 0], [0, unused]])
             state[VECTORS].scatter_update(tf.IndexedSlices(padded, rows))
-            steps = tf.fill([kept], number + 1)
+            steps = tf.fill([row_count], collected + 1)
             state[VECTOR_STEPS].scatter_update(tf.IndexedSlices(steps, rows))
 
         is_first = tf.equal(inputs.rank, 0)
         tf.cond(tf.logical_and(finite, is_first), keep, lambda: None)
-        state[COLLECTED].assign(number + tf.cast(finite, tf.int64))
+        state[COLLECTED].assign(collected + tf.cast(finite, tf.int64))
 
 
 class Switching(Phase, registered=False):
@@ -150,14 +150,14 @@ class Switching(Phase, registered=False):
     def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Exchanges like `Summing`, and broadcasts the weights."""
         step, state = self._step(inputs), inputs.job_state
-        yield from step.follow()
+        yield from step.broadcast_choice()
         own = step.coded()
         sums = yield from step.sum(own)
         weights = tf.bitcast(state[WEIGHTS].read_value(), tf.int32)
         weights = yield Broadcast(weights, tf.constant(0))
         state[WEIGHTS].assign(tf.bitcast(weights, tf.float32))
         state[PHASE].assign(CODING)
-        return step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
+        return step.end(sums, sums.extra, sums.finite, 4 * step.layout.coded_entries)
 
 
 class Rounding(Phase, registered=False):
@@ -169,7 +169,7 @@ class Rounding(Phase, registered=False):
         """Broadcasts the positions of the leader's entries, and gathers these in a few bits."""
         step = self._step(inputs)
         layout = step.layout
-        yield from step.follow()
+        yield from step.broadcast_choice()
         own = step.coded()
         sums = yield from step.sum()
         if not layout.coded:
@@ -178,30 +178,30 @@ class Rounding(Phase, registered=False):
         split = ops.ChunkSplit(
             whole=tf.zeros([0], tf.int32),
             coded=tf.range(sum(counts)),
-            scale_of=tf.repeat(tf.range(len(counts)), counts),
+            scale_indices=tf.repeat(tf.range(len(counts)), counts),
             counts=tf.constant(counts, tf.int64),
         )
         codes = yield from gather_codes(
-            own, split, inputs, step.own_finite, _FALLBACK_BITS, self._header(inputs)
+            own, split, inputs, step.local_finite, _FALLBACK_BITS, self._header(inputs)
         )
         coded_bytes = sum(counts) * _FALLBACK_BITS / 8 + 4 * len(counts)
         return step.end(sums, codes.total, codes.finite, coded_bytes, own - codes.sent)
 
 
-def _follow_news(step: LeaderStep) -> Generator[Request, tf.Tensor, None]:
-    """Lets the leader choose entries; if it is the first replica, takes its next phase."""
+def _receive_weights_update(step: LeaderStep) -> Generator[Request, tf.Tensor, None]:
+    """Broadcasts the leader's selection and, from the first replica, the next phase."""
     state = step.inputs.job_state
 
     def news(_chosen: tf.Tensor) -> tf.Tensor:
         wanted = tf.cast(state[WANTED].read_value(), tf.int32)
         return tf.concat([[wanted], tf.bitcast(state[LATEST].read_value(), tf.int32)], 0)
 
-    told = yield from step.follow(3, news)
-    wanted, is_news = tf.cast(told[0], tf.int64), tf.equal(step.leader, 0)
+    received = yield from step.broadcast_choice(3, news)
+    wanted, is_news = tf.cast(received[0], tf.int64), tf.equal(step.leader, 0)
     phase, learning = state[PHASE].read_value(), state[LEARNING].read_value()
     changes = tf.logical_and(is_news, wanted > 0)
     state[PHASE].assign(tf.where(changes, wanted, phase))
-    state[LEARNING].assign(tf.where(is_news, tf.bitcast(told[1:], tf.float32), learning))
+    state[LEARNING].assign(tf.where(is_news, tf.bitcast(received[1:], tf.float32), learning))
 
 
 def scale_of(values: tf.Tensor) -> tf.Tensor:

@@ -27,21 +27,21 @@ LEARNING = "lgc_learning"  # the same, as the first replica last broadcast it
 COLLECTED = "lgc_collected"  # steps whose vectors were collected
 VECTORS = "lgc_vectors"
 VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, from 1 on; 0: none
-LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was trained with
+LEARNED = "lgc_learned"  # the last collected step that the autoencoder was trained with
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
 NORMS = "lgc_norms"  # `_norms` when this replica first led with the autoencoder; 0: not known
 DECODED = "lgc_decoded"  # a digest of the last decoding
 SHARE_ERROR = "lgc_share_error"  # of the sent part of this replica's own entries
 
-_OF_WHAT_WAS_LEARNT = (
+_LEARNED_STATE = (
     PHASE,
     WANTED,
     LATEST,
     LEARNING,
     COLLECTED,
     VECTOR_STEPS,
-    LEARNT,
+    LEARNED,
     ERRORS,
     NORMS,
     DECODED,
@@ -54,21 +54,21 @@ KEPT_ERRORS = 20
 
 def phase_of(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
     """Returns the job's phase, int64 scalar; the first if its state has other settings."""
-    return tf.where(_is_made_for(lgc, job_state), job_state[PHASE].read_value(), SUMMING)
+    return tf.where(_is_compatible(lgc, job_state), job_state[PHASE].read_value(), SUMMING)
 
 
 def reset_if_incompatible(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> None:
     """Resets state that was learnt for other vectors, or by another autoencoder."""
 
     def forget() -> None:
-        for name in _OF_WHAT_WAS_LEARNT:
+        for name in _LEARNED_STATE:
             job_state[name].assign(tf.zeros_like(job_state[name]))
 
-    tf.cond(_is_made_for(lgc, job_state), lambda: None, forget)
+    tf.cond(_is_compatible(lgc, job_state), lambda: None, forget)
     job_state[MADE_FOR].assign(_digest(lgc))
 
 
-def _is_made_for(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+def _is_compatible(lgc: LGC, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
     """Returns whether the job's state is new, or is of an autoencoder with these settings."""
     made_for = job_state[MADE_FOR].read_value()
     return tf.logical_or(tf.equal(made_for, _digest(lgc)), tf.equal(made_for, 0))
@@ -93,10 +93,10 @@ def job_state_specs(lgc: LGC, specs: Sequence[GradientSpec]) -> dict[str, JobSta
         COLLECTED: JobStateSpec((), "int64"),
         VECTORS: JobStateSpec((KEPT_VECTORS, length)),
         VECTOR_STEPS: JobStateSpec((KEPT_VECTORS,), "int64"),
-        LEARNT: JobStateSpec((), "int64"),
+        LEARNED: JobStateSpec((), "int64"),
         ERRORS: JobStateSpec((KEPT_ERRORS,)),
         WEIGHTS: JobStateSpec((parameters,)),
-        NORMS: JobStateSpec((len(specs),), of_gradients=True),
+        NORMS: JobStateSpec((len(specs),), in_gradient_units=True),
         DECODED: JobStateSpec((), "int64"),
         SHARE_ERROR: JobStateSpec(()),
     }

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_gradcomp.compressors.lgc.autoencoder_state import (
     AutoencoderHook,
     AutoencoderState,
-    Collected,
-    Learnt,
+    CollectedVectors,
+    TrainingResult,
 )
 from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -141,7 +141,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         state = autoencoder_of(exchange)
         if state is None:
             return {}
-        return {"lgc_phase": _number_of_phase(state, exchange.exchanges), **state.errors}
+        return {"lgc_phase": _phase_index(state, exchange.exchanges), **state.errors}
 
     @property
     def autoencoder(self) -> Autoencoder | None:
@@ -163,11 +163,11 @@ class AutoencoderTraining(keras.callbacks.Callback):
         """
         return self._state.last_vectors() if self._state else None
 
-    def _learn(self, state: AutoencoderState, collected: Sequence[Collected]) -> None:
-        first = collected[0].number
+    def _learn(self, state: AutoencoderState, collected: Sequence[CollectedVectors]) -> None:
+        first = collected[0].step
         if self._trainer is None or not self._trainer.follows(state, first):
             self._trainer = _Trainer(state, self._optimizer)
-        missed = collected[-1].number - state.last_learnt - len(collected)
+        missed = collected[-1].step - state.last_learned - len(collected)
         self._warn_once(_OVERWRITTEN, missed, only_if=missed > 0)
         state.learn(*self._trainer.learn(collected))
 
@@ -187,7 +187,7 @@ class _Trainer:
     def __init__(self, state: AutoencoderState, optimizer: Mapping[str, Any]) -> None:
         self._lgc = state.lgc
         self._added = state.added
-        self._of = state.job_state
+        self._job_state = state.job_state
         self._last = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "autoencoder")
         self._pool.submit(self._build, state.weights, optimizer).result()
@@ -199,12 +199,14 @@ class _Trainer:
             state: The state of the job's autoencoder.
             first: The number of the first vector to train with.
         """
-        same = self._of[WEIGHTS] is state.job_state[WEIGHTS]
-        return same and self._last == state.last_learnt < first
+        same = self._job_state[WEIGHTS] is state.job_state[WEIGHTS]
+        return same and self._last == state.last_learned < first
 
-    def learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
+    def learn(
+        self, collected: Sequence[CollectedVectors]
+    ) -> tuple[np.ndarray, list[TrainingResult]]:
         """Takes a step for each of some vectors; returns all weights, and measures of each step."""
-        self._last = collected[-1].number
+        self._last = collected[-1].step
         return self._pool.submit(self._learn, collected).result()
 
     def _build(self, weights: np.ndarray | None, optimizer: Mapping[str, Any]) -> None:
@@ -214,32 +216,34 @@ class _Trainer:
         keras_private.build(self._optimizer, self._model.trainable_variables)
         self._step = tf.function(self._stepped, autograph=False, reduce_retracing=True)
 
-    def _learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
+    def _learn(
+        self, collected: Sequence[CollectedVectors]
+    ) -> tuple[np.ndarray, list[TrainingResult]]:
         learnt = []
-        for number, vectors in collected:
+        for step, vectors in collected:
             loss, error = self._step(tf.constant(vectors))
-            learnt.append(Learnt(number, float(loss), float(error)))
+            learnt.append(TrainingResult(step, float(loss), float(error)))
         return self._model.flat_weights(), learnt
 
     def _stepped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             if self._lgc.innovations:
-                loss, error = self._of_leaders_latent(vectors)
+                loss, error = self._leader_latent_loss(vectors)
             else:
-                loss, error = self._of_mean(vectors)
+                loss, error = self._mean_loss(vectors)
         gradients = tape.gradient(loss, [native(variable) for variable in variables])
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss, error
 
-    def _of_mean(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _mean_loss(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Loss and relative error of the decoded mean of latents."""
         latents = self._model.encoder(vectors[:, :, tf.newaxis])
         decoded = self._model.decode(tf.reduce_mean(latents, 0, keepdims=True))[:, :, 0]
         mean = tf.reduce_mean(vectors, 0, keepdims=True)
         return tf.reduce_mean(tf.square(mean - decoded)), _relative(mean, decoded)
 
-    def _of_leaders_latent(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _leader_latent_loss(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Loss and mean relative error, if the leader's latent is decoded for all replicas."""
         latent = self._model.encoder(vectors[:1, :, tf.newaxis])
         added = _innovations(vectors, self._added)
@@ -252,8 +256,8 @@ def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
     _, indices = tf.math.top_k(tf.abs(vectors), count)
     rows = tf.repeat(tf.range(tf.shape(vectors)[0]), count)
     where = tf.stack([rows, tf.reshape(indices, [-1])], 1)
-    kept = tf.gather_nd(vectors, where)
-    return tf.scatter_nd(where, kept, tf.shape(vectors))
+    innovations = tf.gather_nd(vectors, where)
+    return tf.scatter_nd(where, innovations, tf.shape(vectors))
 
 
 def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
@@ -267,7 +271,7 @@ def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
     return tf.where(count > 0, tf.math.divide_no_nan(tf.reduce_sum(errors), count), 1.0)
 
 
-def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
+def _phase_index(state: AutoencoderState, exchanges: int) -> int:
     if state.in_use:
         return 3
     if state.phase == ROUNDING:

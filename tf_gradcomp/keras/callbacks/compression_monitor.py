@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups.communicator import dense_ring_bytes, measures_per_step
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.callbacks.shared import READERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.keras.common.fit import callbacks_of_fit
@@ -108,7 +108,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._exchange = None
         compressed = compressed_all_reduce(self.model.distribute_strategy)
         if compressed is None and not any(wrappers_of(self.model)):
-            tell_user(_DENSE)
+            log_info(_DENSE)
         self._before_training = self._before_epoch = self._traffic()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -156,8 +156,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         if not traffic.payload_bytes:
             return measures
         totals = (traffic.payload_bytes, traffic.sent_bytes, traffic.dense_bytes)
-        each = (total / traffic.exchanges for total in totals)
-        return {**measures_per_step(exchange.group.size, *each), **measures}
+        step_means = (total / traffic.exchanges for total in totals)
+        return {**measures_per_step(exchange.group.size, *step_means), **measures}
 
 
 class DelayCheck(keras.callbacks.Callback):
@@ -213,7 +213,7 @@ class DelayCheck(keras.callbacks.Callback):
         self._measures = {} if math.isnan(value) else {"residual_cosine": value}
         if value > _LIMIT and not self._warned:
             self._warned = True
-            tell_user(_DELAYED % (self._every, value, _LIMIT, exchange.compressor))
+            log_info(_DELAYED % (self._every, value, _LIMIT, exchange.compressor))
 
 
 def cosine(before: np.ndarray, now: np.ndarray) -> float:
@@ -285,8 +285,8 @@ def _table(rows: Sequence[tuple[str, ...]], total: tuple[str, ...], width: int) 
     for name in _NUMBERS:
         table.add_column(name, justify="right", no_wrap=True)
     every = [*rows, total, ("", "kind", *_NUMBERS)]
-    others = sum(max(len(row[i]) for row in every) for i in range(1, len(total)))
-    room = max(_SHORTEST_NAME, width - others - 2 * len(total))
+    width_of_others = sum(max(len(row[i]) for row in every) for i in range(1, len(total)))
+    room = max(_SHORTEST_NAME, width - width_of_others - 2 * len(total))
     for name, *cells in rows[:-1]:
         table.add_row(shortened(name, room), *cells)
     table.add_row(*rows[-1], end_section=True)
@@ -309,9 +309,9 @@ def shortened(path: str, most: int) -> str:
     """Returns a variable's path without its first parts, so that it has `most` characters."""
     if len(path) <= most:
         return path
-    _, *rest = path.split("/")
-    for first in range(len(rest)):
-        short = "/".join(["\N{HORIZONTAL ELLIPSIS}", *rest[first:]])
+    _, *parts = path.split("/")
+    for first in range(len(parts)):
+        short = "/".join(["\N{HORIZONTAL ELLIPSIS}", *parts[first:]])
         if len(short) <= most:
             return short
     return "\N{HORIZONTAL ELLIPSIS}" + path[1 - most :]

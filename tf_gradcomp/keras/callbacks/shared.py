@@ -32,21 +32,21 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
 
 
 def warn_if_behind(
-    callback: keras.callbacks.Callback, others: tuple[type, ...], reason: str
+    callback: keras.callbacks.Callback, classes: tuple[type, ...], reason: str
 ) -> None:
     """Warns, from a callback's `set_model`, of callbacks of some classes before it in the list.
 
     Args:
         callback: The callback that should come first.
-        others: The classes.
+        classes: The classes.
         reason: What these callbacks will not do, if they come first.
     """
     callbacks = callbacks_of_fit() or [callback]
     name = type(callback).__name__
-    for other in callbacks[: callbacks.index(callback)]:
-        if isinstance(other, others):
+    for earlier in callbacks[: callbacks.index(callback)]:
+        if isinstance(earlier, classes):
             warnings.warn(
-                f"{name} comes after {type(other).__name__} in the list of callbacks, which will "
+                f"{name} comes after {type(earlier).__name__} in the list of callbacks, which will "
                 f"not {reason}; put {name} first.",
                 stacklevel=3,
             )

@@ -92,7 +92,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def _group(self, model: keras.Model) -> Group:
         with model.distribute_strategy.scope():  # whose replicas a wrapper takes for its group
-            groups = [one.group for one in wrappers_of(model)]
+            groups = [wrapper.group for wrapper in wrappers_of(model)]
         return groups[0] if groups else StrategyGroup(model.distribute_strategy)
 
     def _folder_of_first(self, model: keras.Model) -> str:
@@ -101,7 +101,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         return path_of(first, self._folder)
 
     def _exchanges(self) -> list[GradientExchange]:
-        return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
+        return [wrapper.exchange for wrapper in wrappers_of(self.model) if wrapper.exchange.built]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the chief's backup."""
@@ -116,11 +116,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             restorer.on_train_begin(logs)
         else:
             super().on_train_begin(logs)
-        place = keras_private.initial_place(self.model, self.params.get("steps"))
+        epoch_and_step = keras_private.initial_place(self.model, self.params.get("steps"))
         # Without a backup, a later callback may give ranks the updates of rank 0.
-        updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
+        updates = [int(self.model.optimizer.iterations.numpy())] if any(epoch_and_step) else []
         found = f"epochs and steps already trained, and updates, by {self._folder!r}"
-        self._group(self.model).processes.agree({found: [*place, *updates]})
+        self._group(self.model).processes.agree({found: [*epoch_and_step, *updates]})
 
 
 class BroadcastInitialState(keras.callbacks.Callback):
@@ -207,6 +207,6 @@ class CollectState(keras.callbacks.Callback):
             self._collect()
 
     def _collect(self) -> None:
-        for one in wrappers_of(self.model):
-            if one.exchange.built:
-                one.collect_state()
+        for wrapper in wrappers_of(self.model):
+            if wrapper.exchange.built:
+                wrapper.collect_state()

@@ -36,10 +36,10 @@ from tf_gradcomp.keras.common.inner import (
     loses_zeros,
     warn_of_lost_zeros,
 )
-from tf_gradcomp.keras.common.local_optimizer import TakesLocalSteps
+from tf_gradcomp.keras.common.local_optimizer import LocalStepsMixin
 from tf_gradcomp.keras.common.precondition import (
     AUTO,
-    check_moments_are_its_own,
+    check_moments_not_taken,
     check_unchanged,
     inner_state,
     preconditioner_for,
@@ -52,10 +52,10 @@ from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 adam = keras_module("adam")
-_OTHER_NAMES = ("_applies", "_core", "_receiver")
+_OTHER_NAMES = ("_applying_optimizer", "_core", "_target_optimizer")
 
 
-class Compressed(TakesLocalSteps):
+class Compressed(LocalStepsMixin):
     """The part of an optimizer's wrapper that is equal for both versions of Keras.
 
     The wrapper derives from this and from its Keras' optimizer. A wrapper calls `_build_exchange`
@@ -90,15 +90,15 @@ class Compressed(TakesLocalSteps):
         self.reduction = checked_reduction(reduction)
         self.inner_optimizer = inner
         self.precondition = precondition
-        self._given = compressors.get(compressor)
-        used = replacement_of(self._given)
+        self._requested = compressors.get(compressor)
+        used = replacement_of(self._requested)
         self._used = self._set_up_local(local_steps, inner, used, self.group, precondition)
         possible = self._prepared_for = self._possible_preconditioner()
         divides = bool(possible) and not self.local_steps
-        lags = loses_zeros(self._receiver) or (divides and precondition is None)
+        lags = loses_zeros(self._target_optimizer) or (divides and precondition is None)
         methods = compressors.methods_of(self._used, lags=lags)
         if not self.passes_through():
-            warn_of_lost_zeros(self._receiver, methods)
+            warn_of_lost_zeros(self._target_optimizer, methods)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
@@ -107,17 +107,17 @@ class Compressed(TakesLocalSteps):
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._values_agreed = False
         check_group(self.group)
-        self._set_up_own()
+        self._set_up_keras()
 
     @abc.abstractmethod
-    def _set_up_own(self) -> None:
+    def _set_up_keras(self) -> None:
         """Sets up the additional parts of one Keras version's wrapper."""
 
     _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
     # Yields an optimizer and all optimizers that it wraps.
     _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(in_loss_scaler)
 
-    _scaled_around: bool  # by a loss scaler that wraps this optimizer
+    _inside_loss_scaler: bool  # by a loss scaler that wraps this optimizer
 
     def __dir__(self) -> list[str]:
         """Hides other names of the inner optimizer from Keras, which loads all listed attributes.
@@ -135,12 +135,12 @@ class Compressed(TakesLocalSteps):
         return inner.inner_optimizer if scales else inner
 
     @property
-    def _applies(self) -> Any:
+    def _applying_optimizer(self) -> Any:
         """The inner optimizer, without its loss scaler if this optimizer is in a loss scaler."""
-        return self._core if self._scaled_around else self.inner_optimizer
+        return self._core if self._inside_loss_scaler else self.inner_optimizer
 
     @property
-    def _receiver(self) -> Any:
+    def _target_optimizer(self) -> Any:
         """The optimizer that gets the exchange's results; None if no optimizer does."""
         return self.outer_optimizer if self.local_steps else self._core
 
@@ -177,12 +177,12 @@ class Compressed(TakesLocalSteps):
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
         return clip(self._core, grads, variables)
 
-    def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    def _applying(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Within this context, the inner optimizer applies the sums for these variables."""
         if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
         delayed = self.exchange.divided_gradients(variables)
-        divided = [variables[place] for place in delayed]
+        divided = [variables[index] for index in delayed]
         return adam.momentum_only(self._core, divided, list(delayed.values()))
 
     @property
@@ -211,7 +211,7 @@ class Compressed(TakesLocalSteps):
 
     def _build_exchange(self, variables: Sequence[Any]) -> None:
         for inside in self._within(self.inner_optimizer):
-            check_moments_are_its_own(inside)
+            check_moments_not_taken(inside)
         with tf.init_scope():  # a config reads variables
             check_unchanged(self._prepared_for, self._possible_preconditioner())
             facts = {
@@ -234,8 +234,8 @@ class Compressed(TakesLocalSteps):
 
     def _new_measuring(self) -> measuring.Measuring:
         methods = [*compressors.Auto().candidates, *compressors.methods_of(self._used)]
-        each = {compressors.text_of(method): method for method in methods}
-        candidates = [self._candidate(method) for method in each.values()]
+        methods_by_text = {compressors.text_of(method): method for method in methods}
+        candidates = [self._candidate(method) for method in methods_by_text.values()]
         return measuring.Measuring(self.group, self.exchange.specs, candidates)
 
     def _takes_means(self) -> bool:
@@ -247,7 +247,7 @@ class Compressed(TakesLocalSteps):
     def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
         """Returns the gradients as this replica adds them to the sums."""
         means = self._takes_means()
-        losses.tell_of_wrong_share(means=means)
+        losses.warn_if_loss_scaling_wrong(means=means)
         if not means:
             return list(grads)
         return [divided(gradient, self.group.all_replicas.size) for gradient in grads]
@@ -323,9 +323,9 @@ class Compressed(TakesLocalSteps):
             equality.compare_optimizer(self)
         self.exchange.saving.collect()
 
-    def _own_state(self) -> dict[str, Any]:
+    def _exchange_state(self) -> dict[str, Any]:
         """Returns the variables that are saved in addition to the inner optimizer's, by name."""
-        return saved_state.own_state(self.exchange) | self._local_state()
+        return saved_state.exchange_state(self.exchange) | self._local_state()
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the exchange's state; Keras saves the inner optimizer next to it.
@@ -334,7 +334,7 @@ class Compressed(TakesLocalSteps):
             ValueError: Under Horovod on other ranks than rank 0, if `collect_state` was not called
                 since the last step.
         """
-        saved_state.save(self.exchange, self._own_state(), store)
+        saved_state.save(self.exchange, self._exchange_state(), store)
         self._save_local(store)
 
     def load_own_variables(self, store: Any) -> None:
@@ -347,14 +347,14 @@ class Compressed(TakesLocalSteps):
             self.inner_optimizer.load_own_variables(store)
             store = {}
         self._check_local(store)
-        saved_state.load(self.exchange, self._own_state(), store)
+        saved_state.load(self.exchange, self._exchange_state(), store)
 
     def get_config(self) -> dict[str, Any]:
         """The config, for `from_config` and Keras' saving."""
         return {
             "name": self.name,
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
-            "compressor": compressors.serialize(self._given),
+            "compressor": compressors.serialize(self._requested),
             "policy": self.exchange.policy.get_config(),
             "precondition": self.precondition,
             "reduction": self.reduction,

@@ -87,7 +87,7 @@ class CompressedAllReduce(tf_private.ForwardingOps):
 
     def _exchanges_with(self, variables: Sequence[Any]) -> list[GradientExchange]:
         self._exchanges = [(first, e) for first, e in self._exchanges if first() is not None]
-        return [exchange for _, exchange in self._exchanges if exchange.numbers.include(variables)]
+        return [exchange for _, exchange in self._exchanges if exchange.indices.include(variables)]
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """Returns the exchange of the gradients of `variables`, with its residuals.

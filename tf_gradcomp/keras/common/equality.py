@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.facts import facts_of
@@ -53,14 +53,14 @@ def compare_model(model: keras.Model, event: str) -> None:
     for optimizer in optimizers_of(model):
         equal += keras_private.own_variables(optimizer)
     skipped = {id(variable) for variable in [*equal, *_batch_statistics(model)]}
-    others = [variable for variable in model.variables if id(variable) not in skipped]
-    others = [variable for variable in others if not _is_separate(variable)]
+    other_variables = [variable for variable in model.variables if id(variable) not in skipped]
+    other_variables = [variable for variable in other_variables if not _is_separate(variable)]
     equal = [variable for variable in equal if not _is_separate(variable)]
     settings = _settings_of(optimizers_of(model))
-    differing = compare(group, equal, others, settings, event)
+    differing = compare(group, equal, other_variables, settings, event)
     if differing:
-        names = [repr(path_of(others[i])) for i in differing]
-        tell_user(_LEFT % _listed(names))
+        names = [repr(path_of(other_variables[i])) for i in differing]
+        log_info(_LEFT % _listed(names))
 
 
 def compare_first_step(model: keras.Model) -> None:
@@ -77,8 +77,8 @@ def compare_optimizer(optimizer: Any) -> None:
     group = optimizer.exchange.group.all_replicas
     if optimizer.local_steps or not getattr(group.strategy, "compare_variables", False):
         return
-    own = keras_private.own_variables(optimizer)
-    equal = [v for v in (*optimizer.trained_variables, *own) if not _is_separate(v)]
+    inner_variables = keras_private.own_variables(optimizer)
+    equal = [v for v in (*optimizer.trained_variables, *inner_variables) if not _is_separate(v)]
     compare(group, equal, [], _settings_of([optimizer]), "before state is collected")
 
 
@@ -112,11 +112,13 @@ def reconcile(
     """
     trained = {id(v) for wrapper in wrappers_of(model) for v in wrapper.trained_variables}
     trained |= {id(variable) for variable in equal}
-    others = [variable for variable in model.variables if id(variable) not in trained]
+    other_variables = [variable for variable in model.variables if id(variable) not in trained]
     if not getattr(group.strategy, "compare_variables", True):
         equal, optimizers = [], []
-    differing = compare(group, equal, others, _settings_of(optimizers), "at the end of a round")
-    different = [others[i] for i in differing]
+    differing = compare(
+        group, equal, other_variables, _settings_of(optimizers), "at the end of a round"
+    )
+    different = [other_variables[i] for i in differing]
     average(group, [variable for variable in different if _is_float(variable)])
     _take_from_chief(group, [variable for variable in different if not _is_float(variable)])
 
@@ -124,7 +126,7 @@ def reconcile(
 def compare(
     group: StrategyGroup,
     equal: Sequence[Any],
-    others: Sequence[Any],
+    other_variables: Sequence[Any],
     settings: Mapping[str, str],
     event: str,
 ) -> list[int]:
@@ -135,12 +137,12 @@ def compare(
     Args:
         group: All replicas.
         equal: Variables that must be equal.
-        others: Other variables.
+        other_variables: Other variables.
         settings: Facts that must be equal, by name.
         event: When the workers compare, for messages.
 
     Returns:
-        The indices of the `others` that differ.
+        The indices of the `other_variables` that differ.
 
     Raises:
         WorkersDisagreeError: If variables of `equal`, or settings, differ.
@@ -148,10 +150,10 @@ def compare(
     facts = {
         "next action": f"comparing variables {event}",
         "variables": len(equal),
-        "other variables": len(others),
+        "other variables": len(other_variables),
         **settings,
     }
-    digests = [_digests(group, variable) for variable in (*equal, *others)]
+    digests = [_digests(group, variable) for variable in (*equal, *other_variables)]
     workers = group.processes.facts_if_different({"facts": facts, "digests": digests})
     if workers is None:
         workers = [{"facts": facts, "digests": digests}]
@@ -176,10 +178,12 @@ def _group_of(model: keras.Model) -> StrategyGroup | None:
 def _settings_of(optimizers: Iterable[Any]) -> dict[str, str]:
     """Returns the settings of optimizers, and of those that they wrap, by name."""
     settings: dict[str, str] = {}
-    for number, optimizer in enumerate(optimizers, 1):
+    for index, optimizer in enumerate(optimizers, 1):
         inner = [wrapper.inner_optimizer for wrapper in compressed_in(optimizer)]
-        for one in inner or [optimizer]:
-            settings |= facts_of("optimizer" if number == 1 else f"optimizer {number}", one)
+        for inner_optimizer in inner or [optimizer]:
+            settings |= facts_of(
+                "optimizer" if index == 1 else f"optimizer {index}", inner_optimizer
+            )
     return settings
 
 
@@ -214,7 +218,7 @@ def _digests(group: StrategyGroup, variable: Any) -> list[str]:
 def _even_out(
     group: StrategyGroup, differing: Sequence[tuple[Any, Sequence[Sequence[str]]]], event: str
 ) -> None:
-    """Gives variables that differ by rounding their mean; raises an error for all others."""
+    """Replaces variables that differ by rounding by their mean; raises for others."""
     variables = [variable for variable, _ in differing]
     means = _means(group, variables)
     apart = [float(_is_apart(group, v, mean)) for v, mean in zip(variables, means, strict=True)]
@@ -230,10 +234,12 @@ def _even_out(
 
 
 def _where(column: Sequence[Sequence[str]]) -> str:
-    others = [str(worker) for worker, digests in enumerate(column) if digests != column[0]]
-    if not others:
+    different_workers = [
+        str(worker) for worker, digests in enumerate(column) if digests != column[0]
+    ]
+    if not different_workers:
         return "the replicas of a worker"
-    return f"worker {' and '.join(others)}, compared with worker 0"
+    return f"worker {' and '.join(different_workers)}, compared with worker 0"
 
 
 def _is_apart(group: StrategyGroup, variable: Any, mean: np.ndarray) -> bool:
@@ -255,8 +261,8 @@ def _error(event: str, differences: Sequence[str]) -> WorkersDisagreeError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return "; ".join(names[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    unlisted = len(names) - _MOST_NAMED
+    return "; ".join(names[:_MOST_NAMED]) + (f"; and {unlisted} more" if unlisted > 0 else "")
 
 
 def average(group: StrategyGroup, variables: Sequence[Any]) -> None:
@@ -270,33 +276,35 @@ def _means(group: StrategyGroup, variables: Sequence[Any]) -> list[np.ndarray]:
         return []
     copies = [np.stack(_copies(group, variable)) for variable in variables]
     dtypes = [np.result_type(tf.as_dtype(v.dtype).as_numpy_dtype, np.float32) for v in variables]
-    copies = [each.astype(dtype) for each, dtype in zip(copies, dtypes, strict=True)]
-    finite = [np.isfinite(each) for each in copies]
+    copies = [array.astype(dtype) for array, dtype in zip(copies, dtypes, strict=True)]
+    finite = [np.isfinite(array) for array in copies]
     # Counts are sent only where a replica is not finite.
-    counted = group.processes.largest([float(not np.all(each)) for each in finite])
-    vectors = [np.where(ok, each, 0).sum(0) for each, ok in zip(copies, finite, strict=True)]
+    counted = group.processes.largest([float(not np.all(array)) for array in finite])
+    vectors = [np.where(ok, array, 0).sum(0) for array, ok in zip(copies, finite, strict=True)]
     sizes = [
-        each.sum(0).astype(np.float32) for each, count in zip(finite, counted, strict=True) if count
+        array.sum(0).astype(np.float32)
+        for array, count in zip(finite, counted, strict=True)
+        if count
     ]
     sums = sums_over_workers(group.strategy, [*vectors, *sizes])
     counts = iter(sums[len(vectors) :])
     means = []
-    for each, total, count in zip(copies, sums, counted, strict=False):
+    for array, total, count in zip(copies, sums, counted, strict=False):
         replicas = next(counts) if count else np.full(total.shape, group.size, total.dtype)
-        mean = np.array(each[0])
+        mean = np.array(array[0])
         np.divide(total, replicas, out=mean, where=replicas > 0)
         means.append(mean)
     return means
 
 
 def _take_from_chief(group: StrategyGroup, variables: Sequence[Any]) -> None:
-    """Gives variables the values of the first replica of the job."""
+    """Broadcasts the first replica's values to the variables."""
     if not variables:
         return
-    own = [_copies(group, variable)[0] for variable in variables]
-    data = group.processes.bytes_of_first(b"".join(value.tobytes() for value in own))
+    local_values = [_copies(group, variable)[0] for variable in variables]
+    data = group.processes.broadcast_bytes(b"".join(value.tobytes() for value in local_values))
     start, values = 0, []
-    for value in own:
+    for value in local_values:
         values.append(np.frombuffer(data, value.dtype, value.size, start).reshape(value.shape))
         start += value.nbytes
     _assign(group, variables, values)

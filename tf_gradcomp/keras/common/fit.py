@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.keras.common import equality, files
-from tf_gradcomp.keras.common.restarts import tell_if_backups_are_gone, tell_if_nothing_is_saved
+from tf_gradcomp.keras.common.restarts import warn_if_backups_are_gone, warn_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_trains
 from tf_gradcomp.keras.common.version import IS_KERAS_2, KERAS, keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
@@ -40,7 +40,7 @@ def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     call = _bound(original, self, args, kwargs)
     given = call.arguments
     callbacks = given["callbacks"]
-    tell_if_nothing_is_saved(_flat(callbacks))
+    warn_if_nothing_is_saved(_flat(callbacks))
     if not _is_ours(self):
         return original(*call.args, **call.kwargs)
     with contextlib.ExitStack() as stack:
@@ -184,7 +184,7 @@ class _Last(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         if IS_KERAS_2:  # Keras 3's backups tell themselves
-            tell_if_backups_are_gone(callbacks_of_fit())
+            warn_if_backups_are_gone(callbacks_of_fit())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         equality.compare_settings(self.model)

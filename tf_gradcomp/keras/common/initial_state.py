@@ -45,12 +45,14 @@ def broadcast_initial_state(model: keras.Model) -> None:
     state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
     # An optimizer around a wrapper may list the wrapper's variables among its own.
     shared = {
-        id(v): native(v) for v in state if not any(is_per_process(v, one) for one in optimizers)
+        id(v): native(v)
+        for v in state
+        if not any(is_per_process(v, optimizer) for optimizer in optimizers)
     }
-    _take_values_of_first(group, list(shared.values()))
+    _take_first_values(group, list(shared.values()))
 
 
-def _take_values_of_first(group: Group, variables: Sequence[tf.Variable]) -> None:
+def _take_first_values(group: Group, variables: Sequence[tf.Variable]) -> None:
     """Gives variables the values of the first rank; refuses ranks with other variables."""
     forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
     group.processes.agree({"next action": "taking the values of the first rank", **forms})
@@ -62,9 +64,9 @@ def _take_values_of_first(group: Group, variables: Sequence[tf.Variable]) -> Non
         for variable in variables:
             value = variable.read_value()
             bits = bitcast.encoded(value)
-            of_first = communicator.broadcast(tf.reshape(bits, [-1]), tf.constant(0))
-            of_first = tf.reshape(of_first, tf.shape(bits))
-            variable.assign(bitcast.decoded(of_first, value.dtype))
+            first_bits = communicator.broadcast(tf.reshape(bits, [-1]), tf.constant(0))
+            first_bits = tf.reshape(first_bits, tf.shape(bits))
+            variable.assign(bitcast.decoded(first_bits, value.dtype))
 
     take()
 
@@ -74,7 +76,7 @@ def ranks_of(model: keras.Model) -> Group | None:
     with model.distribute_strategy.scope():
         if tf.distribute.has_strategy():
             return None
-    groups = [one.group for one in wrappers_of(model)]
+    groups = [wrapper.group for wrapper in wrappers_of(model)]
     return groups[0] if groups else HorovodGroup()
 
 

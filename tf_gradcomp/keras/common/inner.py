@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.stages import leaf_stages
-from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
+from tf_gradcomp.keras.common.precondition import check_moments_not_taken
 from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_private
 
 _WHAT_HOROVOD_DOES = (
@@ -35,12 +35,12 @@ def checked_inner(
         raise TypeError(
             f"CompressedOptimizer: expected a {NAME} optimizer such as "
             f"{keras.__name__}.optimizers.Adam(), its config or its name; received {inner!r}."
-            f"{_of_other_keras(inner)}"
+            f"{_keras_mismatch(inner)}"
         )
     optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
     for inside in within(optimizer):
         check_not_by_horovod(type(inside))
-        check_moments_are_its_own(inside)
+        check_moments_not_taken(inside)
         if isinstance(inside, wrapper):
             raise ValueError(
                 "CompressedOptimizer: the inner optimizer is already compressed; wrap it only once."
@@ -79,9 +79,9 @@ def _with_overflows(clipped: Any, gradient: Any) -> Any:
     return tf.where(tf.math.is_finite(gradient), clipped, gradient)
 
 
-def _of_other_keras(given: Any) -> str:
+def _keras_mismatch(optimizer: Any) -> str:
     """Returns advice about an optimizer of another Keras version than this process uses."""
-    package = type(given).__module__.partition(".")[0]
+    package = type(optimizer).__module__.partition(".")[0]
     if package == "tf_keras" and not IS_KERAS_2:
         return (
             " That is an optimizer of Keras 2: set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
@@ -107,7 +107,7 @@ def check_not_by_horovod(optimizer: type) -> None:
         )
 
 
-_OF_INNER = (
+_INNER_SETTINGS = (
     "clipnorm",
     "global_clipnorm",
     "clipvalue",
@@ -119,16 +119,18 @@ _OF_INNER = (
 
 
 def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collection[str]) -> None:
-    """Refuses settings of the wrapper itself, which has no use for them.
+    """Raises for settings of the wrapper that belong on the inner optimizer.
 
     `made_with` has the attributes that the wrapper had when it was created; all attributes, if a
     user's class has others.
     """
-    useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
+    useless = [name for name in _INNER_SETTINGS if getattr(wrapper, name, None)]
     later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
     # For example momentum, but not methods, which users may replace.
-    of_inside = [name for name in later if any(hasattr(one, name) for one in inside)]
-    useless += [name for name in of_inside if not hasattr(type(wrapper), name)]
+    inner_settings = [
+        name for name in later if any(hasattr(optimizer, name) for optimizer in inside)
+    ]
+    useless += [name for name in inner_settings if not hasattr(type(wrapper), name)]
     if useless:
         raise ValueError(
             f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "

@@ -34,7 +34,7 @@ _DROPPED = (
 )
 
 
-class OuterKind(tf.Module):
+class OuterOptimizerClass(tf.Module):
     """Records the class of the outer optimizer, and refuses the state of another class.
 
     Keras restores an optimizer's variables by their order, so another optimizer would take momentum
@@ -55,21 +55,21 @@ class OuterKind(tf.Module):
         self._saved = group.create(
             lambda: shared_variable(self.number, tf.int64, saved_state.OUTER_CLASS)
         )
-        own = tf.constant(self.number, tf.int64)
-        tf_private.save_as(native(self._saved), lambda: own, self.check)
+        class_hash = tf.constant(self.number, tf.int64)
+        tf_private.save_as(native(self._saved), lambda: class_hash, self.check)
 
     def check(self, saved: Any) -> None:
-        """Refuses the number in a checkpoint if it belongs to another class.
+        """Raises if the checkpoint was saved with another class of outer optimizer.
 
         A job without an outer optimizer refuses nothing, and tells of state that it drops.
 
         Raises:
             ValueError: With the way out.
         """
-        number = int(np.asarray(saved))
-        if number and not self.number and is_chief():
+        saved_kind = int(np.asarray(saved))
+        if saved_kind and not self.number and is_chief():
             _LOG.warning(_DROPPED)
-        if number and self.number and number != self.number:
+        if saved_kind and self.number and saved_kind != self.number:
             raise ValueError(
                 "The checkpoint holds the state of an outer optimizer of another class than "
                 f"{self._class}, which cannot use it. Continue with the outer optimizer that wrote "
@@ -77,7 +77,7 @@ class OuterKind(tf.Module):
             )
 
 
-class TakesLocalSteps:
+class LocalStepsMixin:
     """Keeps the settings of local steps, and the rounds once the exchange is built.
 
     Attributes:
@@ -91,7 +91,7 @@ class TakesLocalSteps:
 
     def _set_up_local(
         self,
-        given: Any,
+        local_steps: Any,
         inner: Any,
         used: compressors.Compressor | compressors.Auto,
         group: Group,
@@ -99,7 +99,7 @@ class TakesLocalSteps:
     ) -> compressors.Compressor | compressors.Auto:
         """Returns the method that exchanges gradients, or differences of weights."""
         # Measuring mode measures a synchronous step.
-        self.local_steps = None if measuring.is_on() else settings_of(given)
+        self.local_steps = None if measuring.is_on() else settings_of(local_steps)
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
         self.rounds: Rounds | None = None
         used = method_for_gradients(self.local_steps, used)
@@ -118,7 +118,7 @@ class TakesLocalSteps:
     def _build_units(self, group: Group) -> None:
         with tf.init_scope():
             self._residual_units = ResidualUnits(group, local=self.local_steps is not None)
-            self._outer_kind = OuterKind(group, self.outer_optimizer)
+            self._outer_class = OuterOptimizerClass(group, self.outer_optimizer)
 
     def _local_state(self) -> dict[str, Any]:
         """Returns the variables that Keras' files hold, by name."""
@@ -128,17 +128,17 @@ class TakesLocalSteps:
         steps = {saved_state.STEPS: units.steps}
         if isinstance(self.local_steps, Gossip):  # gossip has no residual of weights
             return steps
-        return {saved_state.OF_WEIGHTS: units.of_weights, **steps}
+        return {saved_state.IN_WEIGHT_UNITS: units.in_weight_units, **steps}
 
     def _save_local(self, store: Any) -> None:
         """Gives a file of Keras the class of the outer optimizer."""
         if self.rounds is not None:
-            store[saved_state.OUTER_CLASS] = np.int64(self._outer_kind.number)
+            store[saved_state.OUTER_CLASS] = np.int64(self._outer_class.number)
 
     def _check_local(self, store: Any) -> None:
         """Refuses a file of Keras with the state of another outer optimizer."""
         if self.exchange.built and saved_state.OUTER_CLASS in store:
-            self._outer_kind.check(store[saved_state.OUTER_CLASS])
+            self._outer_class.check(store[saved_state.OUTER_CLASS])
 
     def _local_config(self) -> dict[str, Any]:
         return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}

@@ -74,8 +74,8 @@ def take_moments(optimizer: Any) -> None:
     setattr(optimizer, _MOMENTS_ARE_TAKEN, True)
 
 
-def check_moments_are_its_own(optimizer: Any) -> None:
-    """Refuses an optimizer whose second moments `take_moments` has taken."""
+def check_moments_not_taken(optimizer: Any) -> None:
+    """Raises for an optimizer whose second moments a wrapper has taken."""
     if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
         raise ValueError(
             f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "

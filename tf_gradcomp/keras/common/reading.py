@@ -18,8 +18,8 @@ from typing import Any
 _AHEAD = 10  # Keras' default for `max_queue_size`
 
 
-class Turns:
-    """Gives items to the newest of several readers only, and ends the other readers."""
+class LatestReaderOnly:
+    """Serves only the newest of several readers and ends the others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class PyDatasetReader:
         self._dataset = dataset
         self._order = order
         self._indices: Iterable[int] | None = None
-        self._turns = Turns()
+        self._latest_reader = LatestReaderOnly()
 
     def start(self, _epoch: int = 0) -> None:
         """Does nothing: an iterator starts reading by itself."""
@@ -72,7 +72,7 @@ class PyDatasetReader:
         if indices is None:
             count = self._dataset.num_batches
             indices = itertools.count() if count is None else range(count)
-        return self._turns.read(_batches(self._dataset, indices))
+        return self._latest_reader.read(_batches(self._dataset, indices))
 
 
 def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]:
@@ -89,13 +89,13 @@ def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]
     else:
         yield from map(item, indices)
         return
-    left = iter(indices)
+    remaining = iter(indices)
     ahead = dataset.max_queue_size if dataset.max_queue_size > 0 else _AHEAD
     try:
-        made = deque(pool.submit(item, i) for i in itertools.islice(left, ahead))
-        while made:
-            batch = made.popleft().result()
-            made.extend(pool.submit(item, i) for i in itertools.islice(left, 1))
+        pending = deque(pool.submit(item, i) for i in itertools.islice(remaining, ahead))
+        while pending:
+            batch = pending.popleft().result()
+            pending.extend(pool.submit(item, i) for i in itertools.islice(remaining, 1))
             yield batch
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -182,16 +182,16 @@ class _IteratorBatches:
         self.first = first
         self.used = 0  # including the inspected batches
         self._batches: deque[Any] = deque()
-        self._number = 0  # of used batches before `_batches`
+        self._used_count = 0  # of used batches before `_batches`
 
     def add(self, batch: Any) -> None:
         self.unused()
         self._batches.append(batch)
 
     def unused(self) -> Sequence[Any]:
-        while self._batches and len(self.first.batches) + self._number < self.used:
+        while self._batches and len(self.first.batches) + self._used_count < self.used:
             self._batches.popleft()
-            self._number += 1
+            self._used_count += 1
         return self._batches
 
 
@@ -201,7 +201,7 @@ class _Source:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: _InspectedBatches | _IteratorBatches | None = None
-        self._left: deque[Any] = deque()
+        self._unused: deque[Any] = deque()
 
     def switch_to(self, taken: _InspectedBatches | _IteratorBatches) -> None:
         """Ends the last iterator, and returns its unused batches to the source."""
@@ -209,16 +209,16 @@ class _Source:
             before, self._taken = self._taken, taken
             if before is None or before is taken:
                 return
-            self._left.extendleft(reversed(before.unused()))
+            self._unused.extendleft(reversed(before.unused()))
             if before.first is not taken.first:
-                self._left.extendleft(reversed(before.first.batches[before.first.used :]))
+                self._unused.extendleft(reversed(before.first.batches[before.first.used :]))
 
     def take(self, taken: _InspectedBatches | _IteratorBatches, generator: Iterator[Any]) -> Any:
         """Returns the next batch; raises StopIteration unless `taken` is the newest iterator's."""
         with self._lock:
             if self._taken is not taken:
                 raise StopIteration
-            batch = self._left.popleft() if self._left else next(generator)
+            batch = self._unused.popleft() if self._unused else next(generator)
             taken.add(batch)
             return batch
 

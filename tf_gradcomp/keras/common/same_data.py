@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -22,12 +22,12 @@ _EMPTY = (
     "the batch. Use dataset.batch(..., drop_remainder=True); for files also .repeat() and "
     "steps_per_epoch."
 )
-_told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+_warned_graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _PARTS = 8  # the maximum number of compared parts of a batch, such as inputs and labels
 
 
 def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
-    """Takes a batch, and tells the user if workers must have the same batch and have other ones.
+    """Takes a batch and warns if workers that need equal batches have different ones.
 
     Returns as many of its rows as a replica gets; None if a worker has its own files, or if there
     is no batch.
@@ -36,17 +36,17 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
         return None
     replicas, shared = strategy.num_replicas_in_sync, tf_private.shared_by_workers(distributed)
     if shared is None or replicas == 1:
-        own = tf_private.undistributed(distributed)
-        batch = None if own is None else next(iter(own.take(1)), None)
+        local_dataset = tf_private.undistributed(distributed)
+        batch = None if local_dataset is None else next(iter(local_dataset.take(1)), None)
         return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
-    of_files = shared is not tf_private.undistributed(distributed)
-    dataset = shared.batch(2**30) if of_files else shared  # all names at once
+    is_files = shared is not tf_private.undistributed(distributed)
+    dataset = shared.batch(2**30) if is_files else shared  # all names at once
     batch = next(iter(dataset.take(1)), None)
     flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []
     parts = [part for part in flat if part.dtype not in (tf.variant, tf.resource)]
     if _differs(strategy, parts):
-        tell_user(_FILES if of_files else _ROWS)
-    if of_files or batch is None:
+        log_info(_FILES if is_files else _ROWS)
+    if is_files or batch is None:
         return None
     return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
 
@@ -79,12 +79,12 @@ def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
     return bool(telling.any()) and not (telling & equal).any()
 
 
-def _equal_on_all(processes: Processes, numbers: np.ndarray) -> np.ndarray:
+def _equal_on_all(processes: Processes, values: np.ndarray) -> np.ndarray:
     """Returns which of some int64 numbers are equal on all processes."""
     if processes.size == 1:
-        return np.full(numbers.shape, True)
+        return np.full(values.shape, True)
     with tf.device("CPU:0"):
-        rows = processes.gather(tf.constant(numbers[np.newaxis])).numpy()
+        rows = processes.gather(tf.constant(values[np.newaxis])).numpy()
     return np.all(rows == rows[0], 0)
 
 
@@ -111,7 +111,7 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
     """Warns the user if the last batch of arrays has fewer rows than there are replicas."""
     replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, CheckedStrategy) and rows < replicas:
-        tell_user(
+        log_info(
             f"The last batch of these arrays has {rows} rows for {replicas} replicas, so some "
             "replicas get an empty batch. Your own layers return NaN if they take a mean over the "
             "batch, and convolutions may end with an error. Trim the arrays to whole batches: "
@@ -119,13 +119,13 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
         )
 
 
-def tell_of_empty_batch(is_empty: tf.Tensor) -> None:
+def warn_of_empty_batch(is_empty: tf.Tensor) -> None:
     """Prints a warning on a worker whose batch is empty, once in a step."""
     if tf.executing_eagerly():
         if is_empty:
             tf.print(_EMPTY, output_stream=sys.stderr)
         return
     graph = tf.compat.v1.get_default_graph()
-    if graph not in _told_in:
-        _told_in.add(graph)
+    if graph not in _warned_graphs:
+        _warned_graphs.add(graph)
         tf.cond(is_empty, lambda: tf.print(_EMPTY, output_stream=sys.stderr), tf.no_op)

@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
 
-OF_WEIGHTS = "residual_of_weights"  # true if the residual comes from local steps
+IN_WEIGHT_UNITS = "residual_in_weight_units"  # true if the residual comes from local steps
 STEPS = "steps_of_training"  # of a job with local steps
 OUTER_CLASS = "outer_optimizer_class"
 
@@ -35,7 +35,7 @@ _NOTHING = (
     "Training starts from the weights alone. If the file was saved with a compiled model, it is "
     "broken; load another file."
 )
-_OF_OTHERS = (
+_OTHER_VARIABLES = (
     "The residuals and other state of CompressedOptimizer were not loaded: they were saved for %d "
     "variables, and this optimizer trains %d. Gradients that were not sent yet are lost."
 )
@@ -59,13 +59,13 @@ def check_not_divided(store: Any, optimizer: Any) -> None:
         raise ValueError(_DIVIDED % type(optimizer).__name__)
 
 
-def tell_if_empty(store: Any) -> None:
+def warn_if_empty(store: Any) -> None:
     """Warns of a file that has only the weights of a model."""
     if not store.keys():
         _warn(_NOTHING)
 
 
-def own_state(exchange: GradientExchange) -> dict[str, Any]:
+def exchange_state(exchange: GradientExchange) -> dict[str, Any]:
     """Returns by name the exchange's variables, which are saved with the inner optimizer's."""
     if not exchange.built:
         return {}
@@ -73,7 +73,7 @@ def own_state(exchange: GradientExchange) -> dict[str, Any]:
     return {
         "step": exchange.step,
         "skipped_steps": exchange.skipped_steps,
-        "residual_waits": facts.residual_waits,
+        "has_residual": facts.has_residual,
         "residual_scale": facts.residual_scale,
         "moments_taken": facts.moments_taken,
         "moments_since": facts.moments_since,
@@ -87,7 +87,7 @@ def own_state(exchange: GradientExchange) -> dict[str, Any]:
 
 
 def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
-    """Gives a file the variables that `own_state` returned, by name."""
+    """Saves the variables of `exchange_state` by name."""
     for name, variable in state.items():
         store[name] = exchange.saving.read(variable)
 
@@ -101,35 +101,35 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         if store.keys():
             _warn(_NOT_BUILT)
         return
-    of_each = "residual_waits"
-    if of_each in store and len(store[of_each]) != len(exchange.specs):
-        _warn(_OF_OTHERS, len(store[of_each]), len(exchange.specs))
+    delayed_key = "has_residual"
+    if delayed_key in store and len(store[delayed_key]) != len(exchange.specs):
+        _warn(_OTHER_VARIABLES, len(store[delayed_key]), len(exchange.specs))
         return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
     unknown_divisor = divided and f"{SECOND_MOMENT}_0" not in state
     if unknown_divisor:
         taken -= {"moments_taken", "moments_since"}
-    of_weights = OF_WEIGHTS in store and np.any(store[OF_WEIGHTS])
-    if unknown_divisor or (of_weights and OF_WEIGHTS not in state):
-        taken = {name for name in taken if _kind(name) not in GRADIENT_UNITS} - {"residual_waits"}
-        taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
+    in_weight_units = IN_WEIGHT_UNITS in store and np.any(store[IN_WEIGHT_UNITS])
+    if unknown_divisor or (in_weight_units and IN_WEIGHT_UNITS not in state):
+        taken = {name for name in taken if _kind(name) not in GRADIENT_UNITS} - {"has_residual"}
+        taken -= {f"job_{name}" for name in exchange.setup.job_state_in_gradient_units}
     # No message is needed for these.
-    facts = {OF_WEIGHTS, STEPS, OUTER_CLASS}
-    facts |= {"residual_waits", "moments_since", "accumulators_held"}
-    left = {_kind(name) for name in set(store.keys()) - taken - facts}
-    exchange.warned_of_lost_residuals = RESIDUAL in left
-    if left:
-        _warn(_NOT_KEPT, ", ".join(sorted(left)))
+    facts = {IN_WEIGHT_UNITS, STEPS, OUTER_CLASS}
+    facts |= {"has_residual", "moments_since", "accumulators_held"}
+    unused_kinds = {_kind(name) for name in set(store.keys()) - taken - facts}
+    exchange.warned_of_lost_residuals = RESIDUAL in unused_kinds
+    if unused_kinds:
+        _warn(_NOT_KEPT, ", ".join(sorted(unused_kinds)))
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros
         value = np.asarray(store[name] if name in taken else fresh(variable.shape))
         if _kind(name) in FACTORS:
-            value = _of_width(value, variable.shape)
+            value = _fitted(value, variable.shape)
         exchange.saving.assign(variable, value)
 
 
-def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _fitted(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Returns the columns of PowerSGD's factor that fit the new rank; zero columns restart."""
     fitted = np.zeros(shape, np.float32)
     if np.ndim(factor) == fitted.ndim == 2:
@@ -140,12 +140,12 @@ def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def _kind(name: str) -> str:
     """The kind of a saved variable: its name without the number."""
-    kind, _, number = name.rpartition("_")
-    return kind if number.isdigit() else name
+    kind, _, suffix = name.rpartition("_")
+    return kind if suffix.isdigit() else name
 
 
 def check_built(optimizer: Any) -> None:
-    """Refuses to set weights of an optimizer that is not built yet."""
+    """Raises if the optimizer is not built."""
     if not optimizer.built:
         raise ValueError(
             "CompressedOptimizer: call build(model.trainable_variables) before set_weights."

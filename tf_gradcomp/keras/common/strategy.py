@@ -104,7 +104,7 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         if index is None or axis != 0 or self.num_replicas_in_sync == 1:
             return super().reduce(reduce_op, value, axis)
         if not self._means:
-            self._means = means_over_replicas(self, self._outputs, self.rare_exchanges)
+            self._means = means_over_replicas(self, self._outputs, self.periodic_reduce)
         return self._means[index]
 
     @staticmethod
@@ -193,5 +193,7 @@ def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
     order = list(range(batches))
     random.shuffle(order)
     if isinstance(strategy, CheckedStrategy):
-        order = [int(i) for i in strategy.group.processes.from_first(np.array(order, np.float64))]
+        order = [
+            int(i) for i in strategy.group.processes.broadcast_values(np.array(order, np.float64))
+        ]
     return order

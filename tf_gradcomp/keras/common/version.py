@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_gradcomp.groups.agreement import keras_version
-from tf_gradcomp.groups.messages import warn_user
+from tf_gradcomp.groups.messages import log_warning
 from tf_gradcomp.private.patching import PATCHES, UntestedVersionError, apply
 
 IS_KERAS_2 = not hasattr(tf.keras, "ops")
@@ -89,4 +89,4 @@ def install_patches() -> None:
     importlib.import_module("tf_gradcomp.strategy.data")
     for name in ("training", "files"):
         keras_module(name)
-    apply(PATCHES, _VERSIONS, _REMEDY, warn_user)
+    apply(PATCHES, _VERSIONS, _REMEDY, log_warning)

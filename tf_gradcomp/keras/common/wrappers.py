@@ -22,8 +22,8 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
         yield optimizer
         return
     inside = getattr(optimizer, "inner_optimizer", None)
-    for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
-        yield from compressed_in(one)
+    for inner in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
+        yield from compressed_in(inner)
 
 
 def optimizers_of(model: keras.Model) -> Iterator[Any]:
@@ -42,17 +42,19 @@ def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
         yield from compressed_in(optimizer)
 
 
-def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
+def built_wrappers(optimizer: Any) -> Iterator[Compressed]:
     """Returns the wrappers in an optimizer that have a built exchange.
 
     A wrapper without variables, as in a `MultiOptimizer`, never builds its exchange.
     """
-    return (one for one in compressed_in(optimizer) if one.exchange.built)
+    return (wrapper for wrapper in compressed_in(optimizer) if wrapper.exchange.built)
 
 
 def is_per_process(variable: Any, optimizer: Any) -> bool:
     """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
-    return any(one.exchange.saving.is_per_process(variable) for one in exchanging_in(optimizer))
+    return any(
+        wrapper.exchange.saving.is_per_process(variable) for wrapper in built_wrappers(optimizer)
+    )
 
 
 def compressed_optimizer(model: keras.Model) -> Any:

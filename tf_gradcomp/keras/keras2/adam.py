@@ -29,7 +29,7 @@ def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
         float(config["beta_2"]),
         float(config["epsilon"]),
         amsgrad=bool(config.get("amsgrad", False)),
-        corrects_epsilon=not isinstance(core, (*_nadams(), *_of_addons("LAMB"))),
+        corrects_epsilon=not isinstance(core, (*_nadams(), *_addons_optimizers("LAMB"))),
     )
 
 
@@ -40,13 +40,13 @@ def momentum_only(
 
     Gradients of `divided` weights that are `delayed` bypass the momentum.
     """
-    steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
-    of_variables = zip(divided, steps, strict=True)
+    steps = [functools.partial(_update, delayed=is_delayed) for is_delayed in delayed]
+    steps_by_variable = zip(divided, steps, strict=True)
     core = updating(optimizer)
     if isinstance(core, keras.optimizers.Nadam):
         step = tf.cast(core.iterations + 1, tf.float32)
         keras_private.set_nadam_product(core, momentum.nadam_product(core.beta_1, step))
-    return keras_private.stepping(optimizer, core, of_variables)
+    return keras_private.stepping(optimizer, core, steps_by_variable)
 
 
 def updating(optimizer: Any) -> Any:
@@ -58,14 +58,14 @@ def updating(optimizer: Any) -> Any:
 def allowed() -> tuple[type, ...]:
     """Returns the classes of optimizers that can be preconditioned."""
     adams = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.legacy.Adam)
-    return (*adams, *_nadams(), *_of_addons("AdamW"), *_of_addons("LAMB"))
+    return (*adams, *_nadams(), *_addons_optimizers("AdamW"), *_addons_optimizers("LAMB"))
 
 
 def _nadams() -> tuple[type, ...]:
     return (keras.optimizers.Nadam, keras.optimizers.legacy.Nadam)
 
 
-def _of_addons(name: str) -> tuple[type, ...]:
+def _addons_optimizers(name: str) -> tuple[type, ...]:
     classes = keras_private.optimizers_of_addons()
     return (classes[name],) if name in classes else ()
 
@@ -83,11 +83,11 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     is_nadam = isinstance(optimizer, _nadams())
     product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
     correction = momentum.bias_correction(beta_1, step)
-    given = momentum.Given(
+    inputs = momentum.UpdateInputs(
         weights, gradient, direct, momentums, beta_1, step, correction, product, schedule
     )
-    update = momentum.nadam(given) if is_nadam else momentum.adam(given)
-    if isinstance(optimizer, _of_addons("LAMB")):
+    update = momentum.nadam(inputs) if is_nadam else momentum.adam(inputs)
+    if isinstance(optimizer, _addons_optimizers("LAMB")):
         update = _scaled_by_lamb(optimizer, update, variable, weights)
     variable.assign_sub(tf.cast(rate, dtype) * update)
 

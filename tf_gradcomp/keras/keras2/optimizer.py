@@ -15,7 +15,7 @@ from tf_gradcomp.exchange.gradients import (
     values_or_fill,
 )
 from tf_gradcomp.exchange.step import count_skip
-from tf_gradcomp.groups.current import check_not_alone_by_mistake, checked_replica_context
+from tf_gradcomp.groups.current import check_not_single_by_mistake, checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
@@ -55,7 +55,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     _accepted = (keras_private.NewStyle, keras_private.Legacy)
 
-    def _set_up_own(self) -> None:
+    def _set_up_keras(self) -> None:
         _check_no_custom_aggregator(self.inner_optimizer)
         self._model_variables: Sequence[tf.Variable] = ()
         # A SavedModel is loaded with an optimizer that has it.
@@ -170,7 +170,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             grads = self.exchange.flush(grads, variables, inner=inner)
             flushed = list(zip(grads, variables, strict=True))
-            keras_private.apply(self._applies, flushed, aggregate=aggregate)
+            keras_private.apply(self._applying_optimizer, flushed, aggregate=aggregate)
             return self.iterations
 
         # The variables are in a closure, because strategies would give each replica its part of an
@@ -184,10 +184,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self.iterations
 
     def _prepare(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
-        check_not_alone_by_mistake(self.group)
+        check_not_single_by_mistake(self.group)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
-        self.exchange.numbers.check([variable for _, variable in pairs])
+        self.exchange.indices.check([variable for _, variable in pairs])
         if not self.passes_through():
             self.exchange.group.check_current()
 
@@ -210,10 +210,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def apply(grads: list[Gradient]) -> None:
             pairs = list(zip(grads, variables, strict=True))
-            keras_private.apply(self._applies, pairs, aggregate=False)
+            keras_private.apply(self._applying_optimizer, pairs, aggregate=False)
 
         def update() -> None:
-            with self._stepping(variables):
+            with self._applying(variables):
                 each_replica(apply, args=(reduced,))
 
         group = self.group if aggregate else self.group.all_replicas
@@ -225,13 +225,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             tf.cond(finite, update, lambda: None)
 
     @property
-    def _scaled_around(self) -> bool:  # type: ignore[override]
+    def _inside_loss_scaler(self) -> bool:  # type: ignore[override]
         return keras_private.looks_for_nans(self)
 
     @property
     def _scaler_decides(self) -> bool:
         """Returns whether an inner loss scaler skips steps; a fixed scale skips none."""
-        return self._applies is not self._core and self.inner_optimizer.dynamic
+        return self._applying_optimizer is not self._core and self.inner_optimizer.dynamic
 
     @property
     def trained_variables(self) -> Sequence[tf.Variable]:
@@ -257,23 +257,23 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             ValueError: If the number or the shapes of the weights differ.
         """
         check_built(self)
-        inner, own = self._inner_variables, self._saved()
-        if len(weights) not in (len(inner), len(inner) + len(own)):
+        inner, saved_variables = self._inner_variables, self._saved()
+        if len(weights) not in (len(inner), len(inner) + len(saved_variables)):
             raise ValueError(
                 f"CompressedOptimizer has {len(inner)} weights of its inner optimizer and "
-                f"{len(own)} of its exchange; received {len(weights)}. These weights belong to "
-                "another optimizer or compressor; tf.train.Checkpoint and the .keras format store "
-                "weights by name, and load the weights that fit."
+                f"{len(saved_variables)} of its exchange; received {len(weights)}. These weights "
+                "belong to another optimizer or compressor; tf.train.Checkpoint and the .keras "
+                "format store weights by name, and load the weights that fit."
             )
-        check_shapes([*inner, *own][: len(weights)], weights)
+        check_shapes([*inner, *saved_variables][: len(weights)], weights)
         for variable, value in zip(inner, weights, strict=False):
             variable.assign(value[()])
-        names = [saved.key for saved in own]
+        names = [saved.key for saved in saved_variables]
         store = dict(zip(names, (value[()] for value in weights[len(inner) :]), strict=False))
-        saved_state.load(self.exchange, saved_state.own_state(self.exchange), store)
+        saved_state.load(self.exchange, saved_state.exchange_state(self.exchange), store)
 
     def _saved(self) -> list[_Saved]:
-        state = saved_state.own_state(self.exchange)
+        state = saved_state.exchange_state(self.exchange)
         read = self.exchange.saving.read if state else None
         return [_Saved(key, variable, read) for key, variable in state.items()]
 

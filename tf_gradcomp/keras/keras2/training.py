@@ -16,7 +16,7 @@ from tf_gradcomp.keras.common import (
 )
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import with_missing
-from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
+from tf_gradcomp.keras.common.precondition import check_moments_not_taken
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -28,12 +28,12 @@ _IS_GLOBAL = "_gradcomp_is_global"  # an attribute of metric results that count 
 @tf.autograph.experimental.do_not_convert
 def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
     """Replaces the reduction of gradients in Keras' optimizers, unless they are wrapped."""
-    check_moments_are_its_own(self)
+    check_moments_not_taken(self)
     pairs = list(grads_and_vars)
     if not pairs or keras_private.reduces_by_itself(self):
         return original(self, pairs)
     gradients, variables = zip(*pairs, strict=True)
-    losses.tell_of_wrong_share(means=False)
+    losses.warn_if_loss_scaling_wrong(means=False)
     ops = common.ops_for_gradients(self, pairs, variables)
     if ops is None:
         return common.with_equal_lookups_summed(pairs, original(self, pairs))

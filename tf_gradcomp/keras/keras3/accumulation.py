@@ -82,18 +82,18 @@ class Accumulation(tf.Module):
 
     def _take_share(self) -> None:
         group = self._group
-        for own, inner in zip(self.accumulators, self._inner, strict=True):
+        for accumulator, inner in zip(self.accumulators, self._inner, strict=True):
             total = group.local(inner.value)
-            own.assign_add(total.read_value() / group.size)
+            accumulator.assign_add(total.read_value() / group.size)
             total.assign(tf.zeros_like(total))
 
     def move_to_inner(self) -> None:
         """Moves the sums to the inner optimizer, unless they are there; for the only replica."""
 
         def move() -> None:
-            for own, inner in zip(self.accumulators, self._inner, strict=True):
-                inner.assign_add(own.value)
-                own.assign(tf.zeros_like(own.value))
+            for accumulator, inner in zip(self.accumulators, self._inner, strict=True):
+                inner.assign_add(accumulator.value)
+                accumulator.assign(tf.zeros_like(accumulator.value))
             self.held.assign(False)
 
         tf.cond(self.held, move, lambda: None)
@@ -103,7 +103,7 @@ class Accumulation(tf.Module):
     ) -> None:
         """Adds the gradients of a replica to its sums."""
         for gradient, variable in zip(grads, variables, strict=True):
-            self._of(variable).assign_add(tf.convert_to_tensor(gradient))
+            self._accumulator_for(variable).assign_add(tf.convert_to_tensor(gradient))
 
     def take_means(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]
@@ -113,13 +113,13 @@ class Accumulation(tf.Module):
         As in Keras, the sums of variables without a gradient in this step are discarded.
         """
         self.add(grads, variables)
-        means = [self._of(variable).value / self._steps for variable in variables]
+        means = [self._accumulator_for(variable).value / self._steps for variable in variables]
         with tf.control_dependencies(means):
             for accumulator in self.accumulators:
                 accumulator.assign(tf.zeros_like(accumulator.value))
         return means
 
-    def _of(self, variable: keras.Variable) -> keras.Variable:
+    def _accumulator_for(self, variable: keras.Variable) -> keras.Variable:
         return self.accumulators[self._index_of(variable)]
 
 

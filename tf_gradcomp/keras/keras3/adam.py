@@ -57,24 +57,26 @@ def momentum_only(
     Gradients of `divided` weights that are `delayed` bypass the momentum.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
-    whole = optimizer.update_step
+    full_update = optimizer.update_step
     index = functools.partial(keras_private.variable_index, optimizer)
     is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
-    numbers = _numbers(optimizer, divided)
+    constants = _step_constants(optimizer, divided)
 
     def update_step(gradient: Any, variable: Any, rate: Any) -> None:
         if index(variable) in is_delayed:
-            _update(optimizer, step, numbers, gradient, variable, rate, is_delayed[index(variable)])
+            _update(
+                optimizer, step, constants, gradient, variable, rate, is_delayed[index(variable)]
+            )
         else:
-            whole(gradient, variable, rate)
+            full_update(gradient, variable, rate)
 
     clipped = {"_clip_gradients": lambda gradients: gradients}
     with with_methods(optimizer, update_step=update_step, **clipped):
         yield
 
 
-class _Numbers(NamedTuple):
+class _StepConstants(NamedTuple):
     """Numbers that an update computes once for all variables of a dtype."""
 
     step: tf.Tensor
@@ -82,20 +84,24 @@ class _Numbers(NamedTuple):
     new_share: tf.Tensor  # of the gradient in the momentum
 
 
-def _numbers(optimizer: Any, variables: Sequence[keras.Variable]) -> dict[tf.DType, _Numbers]:
+def _step_constants(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> dict[tf.DType, _StepConstants]:
     step = tf.cast(optimizer.iterations, tf.float32) + 1
-    numbers = {}
+    constants = {}
     for dtype in dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables):
-        own = tf.cast(step, dtype)
-        correction = momentum.bias_correction(optimizer.beta_1, own)
-        numbers[dtype] = _Numbers(own, correction, tf.constant(1 - optimizer.beta_1, dtype))
-    return numbers
+        step_value = tf.cast(step, dtype)
+        correction = momentum.bias_correction(optimizer.beta_1, step_value)
+        constants[dtype] = _StepConstants(
+            step_value, correction, tf.constant(1 - optimizer.beta_1, dtype)
+        )
+    return constants
 
 
 def _update(
     optimizer: Any,
     step: momentum.Step,
-    numbers: dict[tf.DType, _Numbers],
+    constants: dict[tf.DType, _StepConstants],
     gradient: Any,
     variable: Any,
     rate: Any,
@@ -106,19 +112,19 @@ def _update(
     # Keras' own rule for slices moves all rows by their momentum, too.
     gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
-    of_dtype = numbers[dtype]
-    optimizer.assign_add(slot, (gradient - slot) * of_dtype.new_share)
+    dtype_constants = constants[dtype]
+    optimizer.assign_add(slot, (gradient - slot) * dtype_constants.new_share)
     product = None
     if isinstance(optimizer, keras.optimizers.Nadam):
         product = tf.cast(keras_private.nadam_product(optimizer), dtype)
-    given = momentum.Given(
+    inputs = momentum.UpdateInputs(
         weights,
         gradient,
         direct,
         tf.convert_to_tensor(slot),
         optimizer.beta_1,
-        of_dtype.step,
-        of_dtype.correction,
+        dtype_constants.step,
+        dtype_constants.correction,
         product,
     )
-    optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))
+    optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(inputs))

@@ -251,8 +251,10 @@ def build_by_step(model: keras.Model, batch: Any) -> bool:
     Variables cannot be created when replicas run a step. Returns False if all steps are Keras' own.
     """
     names = ("train_step", "test_step")
-    own = [name for name in names if getattr(type(model), name) != getattr(keras.Model, name)]
-    if not own:
+    custom_steps = [
+        name for name in names if getattr(type(model), name) != getattr(keras.Model, name)
+    ]
+    if not custom_steps:
         return False
     trained: list[tuple[Any, list[Any]]] = []
 
@@ -269,7 +271,9 @@ def build_by_step(model: keras.Model, batch: Any) -> bool:
         stack.enter_context(model.distribute_strategy.scope())
         for optimizer in _optimizers_in(vars(model).values()):
             stack.enter_context(with_methods(optimizer, **recording(optimizer)))
-        for name in own * 2:  # without variables, the first trace may end before the optimizer
+        for name in (
+            custom_steps * 2
+        ):  # without variables, the first trace may end before the optimizer
             try:
                 keras_private.trace(getattr(model, name), batch)
             except WorkersDisagreeError:

@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.groups.group import outside_scope
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
-from tf_gradcomp.keras.common.restarts import tell_if_backup_is_gone
+from tf_gradcomp.keras.common.restarts import warn_if_backup_is_gone
 from tf_gradcomp.keras.keras3.steps import swap_averages
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private.patching import patch
@@ -27,7 +27,7 @@ from tf_gradcomp.strategy.coordinated import coordinated
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import move, replacing, replacing_path, temporary_folder
 
-_PLACE = "tf_gradcomp_place"  # in the file, so that both are written at once
+_PROGRESS = "tf_gradcomp_progress"  # in the file, so that both are written at once
 _RANDOM = "tf_gradcomp_random"
 _BROKEN = (
     "The backup %r cannot be read (%s). %s To start from scratch, delete the folder %r; to "
@@ -142,15 +142,15 @@ def _back_up(callback: keras.callbacks.BackupAndRestore) -> None:
         os.makedirs(callback.backup_dir, exist_ok=True)
         if callback.double_checkpoint:
             _copy(backup.weights, backup.former_weights)
-            _copy(backup.place, backup.former_place)
+            _copy(backup.progress, backup.former_progress)
         place = json.dumps(backup.trained)
         buffer = keras_private.weights_in_hdf5(callback.model)
         with h5py.File(buffer, "a") as file:
-            file.attrs[_PLACE] = place
+            file.attrs[_PROGRESS] = place
             file.attrs[_RANDOM] = json.dumps(keras_private.random_states(callback.model))
         with replacing(backup.weights) as written:
             written.write(buffer.getbuffer())
-        with replacing(backup.place) as written:
+        with replacing(backup.progress) as written:
             written.write(place.encode())
 
 
@@ -164,8 +164,8 @@ def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
     problem: tuple[str, Exception] | None = None
     optimizer = model.optimizer
     for weights, place in (
-        (backup.weights, backup.place),
-        (backup.former_weights, backup.former_place),
+        (backup.weights, backup.progress),
+        (backup.former_weights, backup.former_progress),
     ):
         if not os.path.exists(weights):
             continue
@@ -179,16 +179,14 @@ def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
             problem = problem or (weights, error)
             continue
         if problem:
-            tell_user(
-                f"The backup {problem[0]!r} cannot be read; the backup before it is restored."
-            )
+            log_info(f"The backup {problem[0]!r} cannot be read; the backup before it is restored.")
         keras_private.start_at(model, epoch)
-        tell_user(f"BackupAndRestore: resumed at epoch {epoch + 1}, from {weights!r}.")
+        log_info(f"BackupAndRestore: resumed at epoch {epoch + 1}, from {weights!r}.")
         return
     if problem:
         message = _BROKEN % (*problem, _NO_OTHER, os.fspath(callback.backup_dir))
         raise ValueError(message) from problem[1]
-    tell_if_backup_is_gone(callback)
+    warn_if_backup_is_gone(callback)
 
 
 @contextlib.contextmanager
@@ -220,22 +218,22 @@ def _copy(path: str, to: str) -> None:
             shutil.copyfileobj(file, copy)
 
 
-def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
+def _checked_epoch(weights: str, progress_path: str, optimizer: Any) -> int:
     """Returns the number of completed epochs; refuses a file without the optimizer's state."""
     with h5py.File(weights, "r") as file:
         if optimizer is not None and not _holds_arrays(file.get("optimizer", {})):
             raise ValueError("it holds no state of the optimizer")
-        told = file.attrs.get(_PLACE)
-    if told is None:  # written by Keras
-        if not os.path.exists(place):
+        progress = file.attrs.get(_PROGRESS)
+    if progress is None:  # written by Keras
+        if not os.path.exists(progress_path):
             return 0
-        with open(place) as text:
-            told = text.read()
-    return int(json.loads(told)["epoch"])
+        with open(progress_path) as text:
+            progress = text.read()
+    return int(json.loads(progress)["epoch"])
 
 
 def _continue_random_numbers(model: keras.Model, weights: str) -> None:
-    """Lets replicas draw on where the backup ended; ranks of Horovod keep their own seeds."""
+    """Restores the replicas' random states; Horovod ranks keep their local seeds."""
     if any(not one.group.by_strategy for one in savings_of(model)):
         return
     with h5py.File(weights, "r") as file:

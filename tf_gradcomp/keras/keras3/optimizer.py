@@ -13,13 +13,13 @@ from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
     check_created_in_scope,
-    check_given,
     check_no_overwriting,
-    check_one_for_each,
+    check_same_length,
+    check_variables_passed,
     native,
 )
 from tf_gradcomp.exchange.step import count_skip
-from tf_gradcomp.groups.current import check_not_alone_by_mistake, checked_replica_context
+from tf_gradcomp.groups.current import check_not_single_by_mistake, checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
@@ -99,11 +99,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     _base_settings: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.0}
     _accepted = keras.optimizers.Optimizer
 
-    def _set_up_own(self) -> None:
+    def _set_up_keras(self) -> None:
         self._accumulation: Accumulation | None = None
         self._loaded_by_scaler = False
-        self._scaled_around = False
-        self._made_with = frozenset(vars(self))
+        self._inside_loss_scaler = False
+        self._initial_attributes = frozenset(vars(self))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, the exchange's state.
@@ -143,11 +143,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 check_created_in_scope(keras_private.step_counter(outer), "outer")
             outer.build(variables)
         update = functools.partial(steps.update_common, outer)
-        of_exchange = (self.exchange, self._residual_units, variables)
-        of_inner = (self._inner_state, lambda: keras_private.own_variables(self._core))
+        exchange_arguments = (self.exchange, self._residual_units, variables)
+        inner_arguments = (self._inner_state, lambda: keras_private.state_variables(self._core))
         updates = functools.partial(steps.updates, self._core, self.group)
-        others = (updates, getattr(outer, "iterations", None), self._reconcile)
-        self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
+        outer_arguments = (updates, getattr(outer, "iterations", None), self._reconcile)
+        self.rounds = new_rounds(
+            settings, *exchange_arguments, update, *inner_arguments, *outer_arguments
+        )
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -170,21 +172,21 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
                 no strategy although the process is one of several.
         """
-        if scaler is None and self._applies is not self._core:
-            scaler = self._applies
+        if scaler is None and self._applying_optimizer is not self._core:
+            scaler = self._applying_optimizer
         context = checked_replica_context()
-        check_not_alone_by_mistake(self.group)
+        check_not_single_by_mistake(self.group)
         if not self.built:
-            self.build(check_given(trainable_variables))
+            self.build(check_variables_passed(trainable_variables))
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        check_one_for_each(grads, trainable_variables)
-        made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
+        check_same_length(grads, trainable_variables)
+        made_with = self._initial_attributes if type(self) is CompressedOptimizer else vars(self)
         check_set_on_inner(self, in_loss_scaler(self.inner_optimizer), made_with)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
-        self.exchange.numbers.check(variables)
+        self.exchange.indices.check(variables)
         grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.rounds and self.group.size == 1:
             self.rounds.apply_residuals()
@@ -196,7 +198,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
-            self._applies.apply(grads, variables)
+            self._applying_optimizer.apply(grads, variables)
             return
         self.exchange.group.check_current()
         grads = steps.unscaled(grads, scaler, self._core.loss_scale_factor)
@@ -215,7 +217,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         trainable_variables: Sequence[keras.Variable] | None,
         original: Callable[..., None],
     ) -> None:
-        """Does what `apply` does, and updates the loss scaler that is around this optimizer.
+        """Like `apply`, and also updates the loss scaler around this optimizer.
 
         If there is another one inside, it is left out: the loss was not multiplied by its scale.
 
@@ -226,16 +228,16 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             original: The loss scaler's own function, for other optimizers.
         """
         if not scaler.built:
-            scaler.build(list(check_given(trainable_variables)))
+            scaler.build(list(check_variables_passed(trainable_variables)))
         if not self.passes_through():
             CompressedOptimizer.apply(self, grads, trainable_variables, scaler)
             return
         count_skip(self.exchange.skipped_steps, all_finite([g for g in grads if g is not None]))
-        self._scaled_around = True
+        self._inside_loss_scaler = True
         try:
             original(grads, trainable_variables)
         finally:
-            self._scaled_around = False
+            self._inside_loss_scaler = False
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
@@ -250,8 +252,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         No strategy, whatever its size, allows Keras' own branches for accumulation and averaging.
         """
         branches = self._core.gradient_accumulation_steps or self._core.ema_overwrite_frequency
-        alone = self.group.size == 1
-        return alone and not (branches and tf.distribute.has_strategy())
+        is_single = self.group.size == 1
+        return is_single and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
         """Returns the divisor that the inner optimizer applies to a gradient before use."""
@@ -307,7 +309,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            with keras_private.applying_at_once(self._core), self._stepping(variables):
+            with keras_private.applying_at_once(self._core), self._applying(variables):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
@@ -323,19 +325,19 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def _inner_variables(self) -> Sequence[keras.Variable]:
         return self.inner_optimizer.variables
 
-    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, *given: Any) -> None:
-        steps.overwrite_if_due(strategy, self._core, self._trainable_variables, *given)
+    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, *arguments: Any) -> None:
+        steps.overwrite_if_due(strategy, self._core, self._trainable_variables, *arguments)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The inner optimizer's variables; `exchange.variables` are TensorFlow variables."""
         sums = self._accumulation.accumulators if self._accumulation else []
-        of_outer = self.outer_optimizer.variables if self.outer_optimizer else []
-        return [*self.inner_optimizer.variables, *sums, *of_outer]
+        outer_variables = self.outer_optimizer.variables if self.outer_optimizer else []
+        return [*self.inner_optimizer.variables, *sums, *outer_variables]
 
-    def _own_state(self) -> dict[str, Any]:
+    def _exchange_state(self) -> dict[str, Any]:
         sums = self._accumulation.saved if self._accumulation else {}
-        return super()._own_state() | sums
+        return super()._exchange_state() | sums
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -387,7 +389,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         """Loads like the base class; refuses momentums that the inner optimizer cannot use."""
         if self.built:
-            saved_state.tell_if_empty(store)
+            saved_state.warn_if_empty(store)
         if "0" in store.keys() and self._loaded_by_scaler:  # noqa: SIM118
             self._loaded_by_scaler = False
             self.inner_optimizer.load_own_variables(store)

@@ -13,7 +13,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.compressed import Compressed
 from tf_gradcomp.keras.common.inner import in_loss_scaler
-from tf_gradcomp.keras.common.wrappers import compressed_in, exchanging_in
+from tf_gradcomp.keras.common.wrappers import built_wrappers, compressed_in
 from tf_gradcomp.keras.local.rounds import Rounds
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -56,7 +56,7 @@ def check_no_scaler_inside(multi_optimizer: Any) -> None:
 
 def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
     """Returns whether `finite` is true on all replicas, of a wrapper inside or of our strategy."""
-    compressed = next(exchanging_in(scaler), None)
+    compressed = next(built_wrappers(scaler), None)
     if compressed is not None:
         exchange = compressed.exchange
         return _true_on_all(exchange.group.all_replicas, finite, f"{exchange.setup.label}_flag")
@@ -106,8 +106,8 @@ def _averaging(optimizer: Any) -> Iterator[Any]:
     inside = getattr(optimizer, "inner_optimizer", None)
     within = [inside] if inside is not None else getattr(optimizer, "optimizers", None)
     if within is not None:
-        for one in within:
-            yield from _averaging(one)
+        for inner in within:
+            yield from _averaging(inner)
     elif optimizer.use_ema:
         yield optimizer
 
@@ -120,8 +120,8 @@ def swap_averages(
     if not averaging or not any(compressed_in(optimizer)):
         original()
         return
-    for one in averaging:
-        swap(one)
+    for averaged in averaging:
+        swap(averaged)
 
 
 def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
@@ -141,15 +141,15 @@ def update_common(
     means: Sequence[Any],
     variables: Sequence[keras.Variable],
 ) -> None:
-    """Has the outer optimizer apply mean pseudo-gradients; without one, subtracts them."""
+    """Applies mean pseudo-gradients with the outer optimizer, or subtracts them without one."""
     if outer is not None:
         with keras_private.applying_at_once(outer):
             strategy.extended.call_for_each_replica(outer.apply, args=(means, variables))
         return
     for mean, variable in zip(means, variables, strict=True):
-        own = strategy.experimental_local_results(mean)[0]
+        local_mean = strategy.experimental_local_results(mean)[0]
         for weight in strategy.experimental_local_results(native(variable)):
-            weight.assign_sub(own)
+            weight.assign_sub(local_mean)
 
 
 def step(
@@ -163,9 +163,9 @@ def step(
 ) -> None:
     """Takes a local step, or a synchronous one during the warm-up; called across replicas."""
 
-    def take(own: Sequence[Any], their_variables: Sequence[keras.Variable]) -> None:
+    def take(gradients: Sequence[Any], their_variables: Sequence[keras.Variable]) -> None:
         with keras_private.applying_at_once(core):
-            strategy.extended.call_for_each_replica(core.apply, args=(own, their_variables))
+            strategy.extended.call_for_each_replica(core.apply, args=(gradients, their_variables))
 
     def locally() -> None:
         finite = rounds.step(rounds.sum_over_replicas(grads), variables, take)
@@ -179,7 +179,7 @@ def step(
         synchronous(strategy, scaler, grads, variables)
 
     if isinstance(strategy, CheckedStrategy):
-        strategy.rare_exchanges.append(rounds.exchanges)
+        strategy.periodic_reduce.append(rounds.exchanges)
     if rounds.warmup_steps:
         tf.cond(rounds.in_warmup(), synchronously, locally)
     else:

@@ -17,8 +17,8 @@ from tf_gradcomp.keras.common import (
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce, with_missing
 from tf_gradcomp.keras.common.inner import check_not_inside
-from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
-from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
+from tf_gradcomp.keras.common.precondition import check_moments_not_taken
+from tf_gradcomp.keras.common.same_data import warn_of_empty_batch
 from tf_gradcomp.keras.keras3 import steps
 from tf_gradcomp.keras.keras3.data import reading  # noqa: F401  # of `fit`
 from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
@@ -38,13 +38,13 @@ from tf_gradcomp.strategy.strategy import CheckedStrategy
 def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
     """Replaces the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_not_inside(self, keras_private.applying())
-    check_moments_are_its_own(self)
+    check_moments_not_taken(self)
     strategy = tf.distribute.get_strategy()
     trained = keras_private.optimizer_variables(self)
     if isinstance(strategy, CheckedStrategy):
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
     pairs = list(grads_and_vars)
-    losses.tell_of_wrong_share(means=False)
+    losses.warn_if_loss_scaling_wrong(means=False)
     if not pairs:
         return original(self, pairs)
     if compressed_all_reduce(strategy) is not None and self.gradient_accumulation_steps:
@@ -96,7 +96,7 @@ def check_finite(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
 def load_into_scaler(original: Any, self: Any, store: Any) -> None:
     """Loads a file into a loss scaler, also a file of a job that had none."""
     compressed = self.inner_optimizer
-    if isinstance(compressed, CompressedOptimizer) and "residual_waits" in store.keys():  # noqa: SIM118
+    if isinstance(compressed, CompressedOptimizer) and "has_residual" in store.keys():  # noqa: SIM118
         compressed.load_without_scaler(store)
     else:
         original(self, store)
@@ -142,14 +142,14 @@ def next_seed(original: Any, self: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
 def keep_statistics_of_empty_batches(
     original: Any, self: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
-    """Has `BatchNormalization` keep its moving statistics unchanged if a batch is empty."""
+    """Keeps `BatchNormalization`'s moving statistics for an empty batch."""
     mean, variance = original(self, inputs, mask)
     strategy = tf.distribute.get_strategy()
     may_be_empty = isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1
     if not may_be_empty or inputs.shape[0] or self.synchronized:
         return mean, variance
     is_empty = tf.equal(tf.shape(inputs)[0], 0)
-    tell_of_empty_batch(is_empty)
+    warn_of_empty_batch(is_empty)
     kept_mean = tf.cast(self.moving_mean, mean.dtype)
     kept_variance = tf.cast(self.moving_variance, mean.dtype)
     return tf.where(is_empty, kept_mean, mean), tf.where(is_empty, kept_variance, variance)

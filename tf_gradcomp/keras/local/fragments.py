@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.exchange.state import local_variable, shared_variable
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 Number = TypeVar("Number", int, tf.Tensor)
@@ -24,19 +24,21 @@ def split(elements: Sequence[int], count: int) -> list[list[int]]:
         count: The requested number of fragments.
     """
     fragments: list[list[int]] = [[] for _ in range(max(1, min(count, len(elements))))]
-    for place in sorted(range(len(elements)), key=lambda one: -elements[one]):
-        smallest = min(fragments, key=lambda own: (sum(elements[i] for i in own), len(own)))
-        smallest.append(place)
+    for index in sorted(range(len(elements)), key=lambda index: -elements[index]):
+        smallest = min(
+            fragments, key=lambda fragment: (sum(elements[i] for i in fragment), len(fragment))
+        )
+        smallest.append(index)
     return sorted(map(sorted, fragments))
 
 
-def due_after(number: int, fragments: int, length: Number) -> Number:
+def due_after(index: int, fragments: int, length: Number) -> Number:
     """Returns the step of a cycle of `length` steps after which a fragment is exchanged.
 
     The fragments are spread evenly over the cycle, and the last fragment comes at its end. If there
     are more fragments than steps, some steps exchange several.
     """
-    return ((number + 1) * length + fragments - 1) // fragments
+    return ((index + 1) * length + fragments - 1) // fragments
 
 
 class Fragment:
@@ -59,11 +61,11 @@ class Fragment:
         self.variables = variables
         self._group, self._residuals = group, residuals
         self._start = [
-            own_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
+            local_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
             for v in variables
         ]
         self._steps = shared_variable(0, tf.int64, "steps_in_round")
-        self._drift = own_variable(0.0, "drift", True)
+        self._drift = local_variable(0.0, "drift", True)
         self._updates = shared_variable(0, tf.int64, "outer_updates")
 
     def _local(self, variable: Any) -> tf.Variable:

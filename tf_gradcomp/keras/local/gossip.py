@@ -16,11 +16,11 @@ from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import all_finite, native
 from tf_gradcomp.exchange.replica import count_exchange
-from tf_gradcomp.exchange.state import assign, own_variable, shared_variable
+from tf_gradcomp.exchange.state import assign, local_variable, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
-from tf_gradcomp.groups.means import RareExchanges
-from tf_gradcomp.groups.messages import tell_user
+from tf_gradcomp.groups.means import PeriodicReduce
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.local.fragments import Fragment
 from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds, drift, refuse_weights
@@ -90,12 +90,12 @@ class Gossip(LocalSteps):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config, for `settings_of`."""
-        of_rounds = super().get_config()
+        local_config = super().get_config()
         return {
             "graph": self.graph,
             "rank": self.rank,
             "diffusion": self.diffusion,
-            **{name: of_rounds[name] for name in ("steps", "outer", "warmup_steps")},
+            **{name: local_config[name] for name in ("steps", "outer", "warmup_steps")},
         }
 
     def share(self, size: int) -> float:
@@ -116,15 +116,15 @@ class Gossip(LocalSteps):
         return share
 
 
-def settings_of(given: Any) -> LocalSteps | None:
+def settings_of(local_steps: Any) -> LocalSteps | None:
     """Returns the settings of local steps, or of gossip, from the argument `local_steps`.
 
     Raises:
         ValueError: If the argument is invalid.
     """
-    if isinstance(given, Mapping) and "graph" in given:
-        return Gossip(**given)
-    return LocalSteps.of(given)
+    if isinstance(local_steps, Mapping) and "graph" in local_steps:
+        return Gossip(**local_steps)
+    return LocalSteps.of(local_steps)
 
 
 def uses_compressor(settings: LocalSteps | None) -> bool:
@@ -154,7 +154,7 @@ _ZERO = 1e-30  # the largest entry of a column that has no direction
 
 
 class _Matrix(NamedTuple):
-    place: int  # the index of the weight
+    weight_index: int  # the index of the weight
     rows: int
     columns: int
 
@@ -197,14 +197,16 @@ class Messages:
         self._shapes = [tuple(map(int, shape)) for shape in shapes]
         self._columns = columns = settings.rank or 0
         matrices = [
-            _Matrix(place, math.prod(shape[:-1]), shape[-1])
-            for place, shape in enumerate(self._shapes)
+            _Matrix(index, math.prod(shape[:-1]), shape[-1])
+            for index, shape in enumerate(self._shapes)
             if len(shape) > 1
         ]
-        self._matrices = [one for one in matrices if 0 < columns < min(one.rows, one.columns)]
-        compressed = {one.place for one in self._matrices}
+        self._matrices = [
+            matrix for matrix in matrices if 0 < columns < min(matrix.rows, matrix.columns)
+        ]
+        compressed = {matrix.weight_index for matrix in self._matrices}
         self._uncompressed = [
-            place for place in range(len(self._shapes)) if place not in compressed
+            index for index in range(len(self._shapes)) if index not in compressed
         ]
         self.uncompressed = not self._matrices
         self.partners = sorted({(rank - 1) % size, (rank + 1) % size})
@@ -214,7 +216,7 @@ class Messages:
         self,
         weights: Sequence[tf.Tensor],
         factors: tf.Tensor,
-        round_number: tf.Tensor,
+        round_index: tf.Tensor,
         *,
         rows: bool,
     ) -> Outgoing:
@@ -223,22 +225,32 @@ class Messages:
         Args:
             weights: The worker's weights.
             factors: float32 [partners, elements], the factors of the round before.
-            round_number: int32 scalar, equal on all workers.
+            round_index: int32 scalar, equal on all workers.
             rows: Whether this round exchanges factors of rows; otherwise factors of columns.
         """
         bases = [
-            self._bases(factors[edge], partner, round_number, rows=not rows)
+            self._bases(factors[edge], partner, round_index, rows=not rows)
             for edge, partner in enumerate(self.partners)
         ]
         products = [
-            tf.split(self._product(one, weights[one.place], of_one, rows=rows), len(bases), 1)
-            for one, *of_one in zip(self._matrices, *bases, strict=True)
+            tf.split(
+                self._product(matrix, weights[matrix.weight_index], matrix_bases, rows=rows),
+                len(bases),
+                1,
+            )
+            for matrix, *matrix_bases in zip(self._matrices, *bases, strict=True)
         ]
         uncompressed = [
-            tf.reshape(tf.cast(weights[place], tf.float32), [-1]) for place in self._uncompressed
+            tf.reshape(tf.cast(weights[index], tf.float32), [-1]) for index in self._uncompressed
         ]
         messages = [
-            tf.concat([*(tf.reshape(of_one[edge], [-1]) for of_one in products), *uncompressed], 0)
+            tf.concat(
+                [
+                    *(tf.reshape(edge_products[edge], [-1]) for edge_products in products),
+                    *uncompressed,
+                ],
+                0,
+            )
             for edge in range(len(bases))
         ]
         signs = [1.0 if partner < self._rank else -1.0 for partner in self.partners]
@@ -258,45 +270,47 @@ class Messages:
         differences = [_finite(a - b) for a, b in zip(outgoing.messages, received, strict=True)]
         length = self._length(rows=rows)
         moves: dict[int, tf.Tensor] = {}
-        factors = [self._factors(one[:length], rows=rows) for one in differences]
-        for number, one in enumerate(self._matrices):
-            product = tf.concat([of_edge[number] for of_edge in factors], 1)
-            basis = tf.concat([of_edge[number] for of_edge in outgoing.bases], 1)
+        factors = [self._factors(difference[:length], rows=rows) for difference in differences]
+        for position, matrix in enumerate(self._matrices):
+            product = tf.concat([edge_factors[position] for edge_factors in factors], 1)
+            basis = tf.concat([edge_bases[position] for edge_bases in outgoing.bases], 1)
             pair = (product, basis) if rows else (basis, product)
-            moves[one.place] = tf.matmul(*pair, transpose_b=True)
+            moves[matrix.weight_index] = tf.matmul(*pair, transpose_b=True)
         begin = length
-        for place in self._uncompressed:
-            end = begin + math.prod(self._shapes[place])
-            moves[place] = tf.add_n([one[begin:end] for one in differences])
+        for index in self._uncompressed:
+            end = begin + math.prod(self._shapes[index])
+            moves[index] = tf.add_n([difference[begin:end] for difference in differences])
             begin = end
         corrections = [
-            tf.reshape(-self._share * moves[place], shape)
-            for place, shape in enumerate(self._shapes)
+            tf.reshape(-self._share * moves[index], shape)
+            for index, shape in enumerate(self._shapes)
         ]
         signed = zip(differences, outgoing.signs, strict=True)
-        return corrections, tf.stack([sign * one[:length] for one, sign in signed])
+        return corrections, tf.stack([sign * difference[:length] for difference, sign in signed])
 
     def sent(self, *, rows: bool) -> tuple[Sent, tf.Tensor]:
         """Returns the bytes that the worker sends in a round, in total and for each weight."""
-        numbers = [math.prod(shape) for shape in self._shapes]
-        for one in self._matrices:
-            numbers[one.place] = self._columns * (one.rows if rows else one.columns)
-        each = 4 * len(self.partners) * tf.constant(numbers, tf.int64)
+        sizes = [math.prod(shape) for shape in self._shapes]
+        for matrix in self._matrices:
+            sizes[matrix.weight_index] = self._columns * (matrix.rows if rows else matrix.columns)
+        weight_bytes = 4 * len(self.partners) * tf.constant(sizes, tf.int64)
         # A message begins with its sender.
-        total = tf.reduce_sum(each) + 4 * len(self.partners)
-        return Sent(total, total), each
+        total = tf.reduce_sum(weight_bytes) + 4 * len(self.partners)
+        return Sent(total, total), weight_bytes
 
     def _length(self, *, rows: bool) -> int:
-        return self._columns * sum(one.rows if rows else one.columns for one in self._matrices)
+        return self._columns * sum(
+            matrix.rows if rows else matrix.columns for matrix in self._matrices
+        )
 
-    def _factors(self, numbers: tf.Tensor, *, rows: bool) -> list[tf.Tensor]:
+    def _factors(self, values: tf.Tensor, *, rows: bool) -> list[tf.Tensor]:
         """Splits a vector into the factors of rows, or of columns, of all matrices."""
-        lengths = [one.rows if rows else one.columns for one in self._matrices]
-        parts = tf.split(numbers, [self._columns * length for length in lengths]) if lengths else []
+        lengths = [matrix.rows if rows else matrix.columns for matrix in self._matrices]
+        parts = tf.split(values, [self._columns * length for length in lengths]) if lengths else []
         return [tf.reshape(part, [-1, self._columns]) for part in parts]
 
     def _bases(
-        self, factors: tf.Tensor, partner: int, round_number: tf.Tensor, *, rows: bool
+        self, factors: tf.Tensor, partner: int, round_index: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
         """Returns the orthonormal bases, which are equal on both partners.
 
@@ -306,25 +320,25 @@ class Messages:
             return []
         pair = min(partner, self._rank) * self._size + max(partner, self._rank)
         drawn = tf.random.stateless_normal(
-            [self._length(rows=rows)], [_SEED + pair, round_number], alg="philox"
+            [self._length(rows=rows)], [_SEED + pair, round_index], alg="philox"
         )
         random = self._factors(drawn, rows=rows)
         bases = []
-        for factor, other in zip(self._factors(factors, rows=rows), random, strict=True):
+        for factor, random_factor in zip(self._factors(factors, rows=rows), random, strict=True):
             largest = tf.reduce_max(tf.abs(factor), 0, keepdims=True)
             scaled = tf.math.divide_no_nan(factor, largest)  # squares of tiny numbers would vanish
-            bases.append(_orthonormal(tf.where(largest < _ZERO, other, scaled)))
+            bases.append(_orthonormal(tf.where(largest < _ZERO, random_factor, scaled)))
         return bases
 
     def _product(
-        self, one: _Matrix, weight: tf.Tensor, bases: Sequence[tf.Tensor], *, rows: bool
+        self, left_arrays: _Matrix, weight: tf.Tensor, bases: Sequence[tf.Tensor], *, rows: bool
     ) -> tf.Tensor:
         """Returns the products with the bases of all edges, as columns of one matrix.
 
         The products are computed in float64, because partners subtract products that are much
         larger than their difference, and a GPU may multiply float32 numbers with only ten bits.
         """
-        matrix = tf.reshape(tf.cast(weight, tf.float64), [one.rows, one.columns])
+        matrix = tf.reshape(tf.cast(weight, tf.float64), [left_arrays.rows, left_arrays.columns])
         basis = tf.cast(tf.concat(bases, 1), tf.float64)
         return tf.cast(tf.matmul(matrix, basis, transpose_a=not rows), tf.float32)
 
@@ -357,8 +371,8 @@ class Pairs:
     """
 
     def __init__(self, group: StrategyGroup) -> None:
-        (own,) = group.communicators()
-        self.rank, self.size = int(own.rank), group.size
+        (communicator,) = group.communicators()
+        self.rank, self.size = int(communicator.rank), group.size
         device = tf.DeviceSpec.from_string(group.devices[0])
         # Vectors are short, and NCCL needs all collectives of a GPU in one order.
         self._host = device.replace(device_type="CPU", device_index=0).to_string()
@@ -367,13 +381,13 @@ class Pairs:
         for _ in range(self.size**2 - 1):  # one key for each pair
             next(_group_keys)
 
-    def swap(self, values: tf.Tensor, partner: int, number: tf.Tensor) -> tf.Tensor:
+    def swap(self, values: tf.Tensor, partner: int, key: tf.Tensor) -> tf.Tensor:
         """Returns the partner's vector.
 
         Args:
             values: float32 vector, as long as the partner's vector.
             partner: The partner's rank. The partner calls this with our rank.
-            number: int32 scalar, equal on both partners and different in each call.
+            key: int32 scalar, equal on both partners and different in each call.
         """
         low, high = sorted((partner, self.rank))
         with tf.device(self._host):
@@ -382,7 +396,7 @@ class Pairs:
                 input=tf.concat([[tf.cast(self.rank, tf.float32)], values], 0)[tf.newaxis],
                 group_size=2,
                 group_key=self._group_key + low * self.size + high,
-                instance_key=number,
+                instance_key=key,
                 ordering_token=[],
                 timeout_seconds=self._seconds,
             )
@@ -401,35 +415,35 @@ class GossipRounds(Rounds):
     """
 
     def __init__(
-        self, settings: Gossip, exchange: GradientExchange, units: ResidualUnits, *others: Any
+        self, settings: Gossip, exchange: GradientExchange, units: ResidualUnits, *arguments: Any
     ) -> None:
-        super().__init__(settings, exchange, units, *others)
-        unit = native(units.of_weights)
+        super().__init__(settings, exchange, units, *arguments)
+        unit = native(units.in_weight_units)
         tf_private.save_as(unit, lambda: tf.constant(False), self._restore_unit)
-        (fragment,) = self._own.fragments
+        (fragment,) = self._state.fragments
         shapes = [weight.shape for weight in fragment.weights]
         with tf.init_scope():
             self._pairs = Pairs(self._group)
             self._messages = Messages(settings, shapes, self._pairs.size, self._pairs.rank)
             new = self._group.create(self._new_factors)
         # Checkpoints need no factors, because all weights are equal when a checkpoint is written.
-        self._round_number, self._of_rows, self._of_columns = map(self._local, new)
-        tell_user(_notice(settings, self._pairs.size))
-        self.exchanges = RareExchanges(self._local(self._exchange.step), _ROUNDS_TO_LOGS)
+        self._round_index, self._row_factors, self._column_factors = map(self._local, new)
+        log_info(_notice(settings, self._pairs.size))
+        self.exchanges = PeriodicReduce(self._local(self._exchange.step), _ROUNDS_TO_LOGS)
 
-    def _restore_unit(self, of_weights: tf.Tensor) -> None:
-        refuse_weights(of_weights)
+    def _restore_unit(self, in_weight_units: tf.Tensor) -> None:
+        refuse_weights(in_weight_units)
         self.abandon()
 
     def abandon(self) -> None:
         super().abandon()
-        self._of_weights.assign(False)  # a residual of gradients may have been restored
+        self._in_weight_units.assign(False)  # a residual of gradients may have been restored
 
     def _new_factors(self) -> list[tf.Variable]:
         messages = self._messages
         factors = [
-            own_variable(tf.zeros([len(messages.partners), numbers]), f"gossip_{side}", True)
-            for side, numbers in zip(("rows", "columns"), messages.factor_sizes, strict=True)
+            local_variable(tf.zeros([len(messages.partners), size]), f"gossip_{side}", True)
+            for side, size in zip(("rows", "columns"), messages.factor_sizes, strict=True)
         ]
         return [shared_variable(0, tf.int64, "gossip_rounds"), *factors]
 
@@ -437,9 +451,9 @@ class GossipRounds(Rounds):
 
     def _end(self, fragment: Fragment) -> None:
         check_not_in_xla()
-        own, start = self._finite_weights(fragment)
-        moves = self._moves(own)
-        near = [value + tf.cast(m, value.dtype) for value, m in zip(own, moves, strict=True)]
+        weights, start = self._finite_weights(fragment)
+        moves = self._moves(weights)
+        near = [value + tf.cast(m, value.dtype) for value, m in zip(weights, moves, strict=True)]
         if self._settings.outer is None:
             assign(fragment.weights, near)
         else:
@@ -447,69 +461,71 @@ class GossipRounds(Rounds):
             moved = [before - now for before, now in zip(start, near, strict=True)]
             self._update_common(tf.distribute.get_strategy(), moved, fragment)
         assign(fragment.start, [weight.read_value() for weight in fragment.weights])
-        self._local(self._own.rounds).assign_add(1)
+        self._local(self._state.rounds).assign_add(1)
 
     def _finite_weights(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the worker's weights, and its weights at the start of the round.
 
         If its weights are not finite, the worker returns to the start of the round.
         """
-        own = [weight.read_value() for weight in fragment.weights]
+        weights = [weight.read_value() for weight in fragment.weights]
         start = [weight.read_value() for weight in fragment.start]
-        counts = all_finite(own)
+        counts = all_finite(weights)
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._reset_overflowed_slots)
-        return [tf.where(counts, a, b) for a, b in zip(own, start, strict=True)], start
+        return [tf.where(counts, a, b) for a, b in zip(weights, start, strict=True)], start
 
     def _moves(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns how far the neighbours move each weight."""
-        with tf.control_dependencies([self._round_number.assign_add(1)]):
-            round_number = tf.cast(self._round_number.read_value(), tf.int32)
-        by = functools.partial(self._moves_by, weights, round_number)
+        with tf.control_dependencies([self._round_index.assign_add(1)]):
+            round_index = tf.cast(self._round_index.read_value(), tf.int32)
+        by = functools.partial(self._moves_by, weights, round_index)
         if self._messages.uncompressed:
             return by(rows=True)
-        return tf.cond(tf.equal(round_number % 2, 1), lambda: by(rows=True), lambda: by(rows=False))
+        return tf.cond(tf.equal(round_index % 2, 1), lambda: by(rows=True), lambda: by(rows=False))
 
     def _moves_by(
-        self, weights: Sequence[tf.Tensor], round_number: tf.Tensor, *, rows: bool
+        self, weights: Sequence[tf.Tensor], round_index: tf.Tensor, *, rows: bool
     ) -> list[tf.Tensor]:
         messages = self._messages
-        earlier, new = (self._of_columns, self._of_rows)[:: 1 if rows else -1]
-        outgoing = messages.outgoing(weights, earlier.read_value(), round_number, rows=rows)
+        earlier, new = (self._column_factors, self._row_factors)[:: 1 if rows else -1]
+        outgoing = messages.outgoing(weights, earlier.read_value(), round_index, rows=rows)
         received = [
-            self._pairs.swap(message, partner, round_number)
+            self._pairs.swap(message, partner, round_index)
             for message, partner in zip(outgoing.messages, messages.partners, strict=True)
         ]
         moves, factors = messages.corrections(outgoing, received, rows=rows)
         if new.shape[1]:
             new.assign(factors)
-        sent, each = messages.sent(rows=rows)
-        count_exchange(self._exchange.setup, self._places, sent, each)
+        sent, weight_bytes = messages.sent(rows=rows)
+        count_exchange(self._exchange.setup, self._indices, sent, weight_bytes)
         return moves
 
     # The next method runs between two steps, outside of a graph.
 
     def _end_early(self) -> None:
         """Gives all workers the mean of their weights."""
-        (fragment,) = self._own.fragments
+        (fragment,) = self._state.fragments
         if not fragment.has_begun:
             return
-        own, _ = self._finite_weights(fragment)
+        weights, _ = self._finite_weights(fragment)
         with tf.device("CPU:0"):
-            flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in own], 0)
+            flat = tf.concat(
+                [tf.reshape(tf.cast(weight, tf.float32), [-1]) for weight in weights], 0
+            )
             mean = tf_private.sum_over_workers(self._group.strategy, flat) / self._group.size
-            parts = tf.split(mean, [tf.size(one) for one in own])
+            parts = tf.split(mean, [tf.size(weight) for weight in weights])
             means = [
-                tf.cast(tf.reshape(part, one.shape), one.dtype)
-                for part, one in zip(parts, own, strict=True)
+                tf.cast(tf.reshape(part, weight.shape), weight.dtype)
+                for part, weight in zip(parts, weights, strict=True)
             ]
-        fragment.drift.assign(drift(means, own))
+        fragment.drift.assign(drift(means, weights))
         assign(fragment.weights, means)
         fragment.steps.assign(0)
-        each = tf.constant([4 * int(tf.size(one)) for one in own], tf.int64)
-        given = tf.reduce_sum(each)
-        sent = tf.constant(int(dense_ring_bytes(self._group.size, int(given))), tf.int64)
-        count_exchange(self._exchange.setup, self._places, Sent(given, sent), each)
+        weight_bytes = tf.constant([4 * int(tf.size(weight)) for weight in weights], tf.int64)
+        payload_bytes = tf.reduce_sum(weight_bytes)
+        sent = tf.constant(int(dense_ring_bytes(self._group.size, int(payload_bytes))), tf.int64)
+        count_exchange(self._exchange.setup, self._indices, Sent(payload_bytes, sent), weight_bytes)
 
 
 def _notice(settings: Gossip, workers: int) -> str:
@@ -521,9 +537,9 @@ def _notice(settings: Gossip, workers: int) -> str:
 
 
 def new_rounds(
-    settings: LocalSteps, exchange: GradientExchange, units: ResidualUnits, *others: Any
+    settings: LocalSteps, exchange: GradientExchange, units: ResidualUnits, *arguments: Any
 ) -> Rounds:
     """Returns the rounds of a job with these settings; takes the arguments of `Rounds`."""
     if isinstance(settings, Gossip) and exchange.group.size > 1:
-        return GossipRounds(settings, exchange, units, *others)
-    return Rounds(settings, exchange, units, *others)
+        return GossipRounds(settings, exchange, units, *arguments)
+    return Rounds(settings, exchange, units, *arguments)

@@ -28,7 +28,7 @@ from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.means import RareExchanges
+from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.local.fragments import Fragment, due_after, split
@@ -52,17 +52,19 @@ def local_share(
     """
     moved = [before - now for before, now in zip(start, weights, strict=True)]
     counts = all_finite(moved)
-    shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
+    shares = [
+        tf.where(counts, divided(change, replicas), tf.zeros_like(change)) for change in moved
+    ]
     return shares, counts
 
 
 def has_gradients_left(
-    exchange: GradientExchange, local_replica: int, of_weights: tf.Tensor
+    exchange: GradientExchange, local_replica: int, in_weight_units: tf.Tensor
 ) -> tf.Tensor:
     """Returns whether synchronous steps have left state that rounds cannot use."""
-    facts = (exchange.facts.residual_waits, exchange.facts.moments_taken)
-    kept = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
-    return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
+    facts = (exchange.facts.has_residual, exchange.facts.moments_taken)
+    flags = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
+    return tf.logical_and(tf.logical_not(in_weight_units), tf.reduce_any(flags))
 
 
 def gradients_for_residuals(
@@ -80,8 +82,8 @@ def gradients_for_residuals(
         The gradients of `every`; zeros for a variable without a gradient.
     """
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
-    given = dict(zip(map(id, variables), values_or_fill(finite, grads, 0.0), strict=True))
-    return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
+    gradient_by_id = dict(zip(map(id, variables), values_or_fill(finite, grads, 0.0), strict=True))
+    return [gradient_by_id.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
 
 
 def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
@@ -100,9 +102,9 @@ def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
 
 def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the distance of weights from the start weights, relative to the start's norm."""
-    before = [tf.cast(one, tf.float32) for one in start]
-    now = [tf.cast(one, tf.float32) for one in weights]
-    moved = [one - other for one, other in zip(before, now, strict=True)]
+    before = [tf.cast(weight, tf.float32) for weight in start]
+    now = [tf.cast(weight, tf.float32) for weight in weights]
+    moved = [weight - weight_now for weight, weight_now in zip(before, now, strict=True)]
     return tf.math.divide_no_nan(tf.linalg.global_norm(moved), tf.linalg.global_norm(before))
 
 
@@ -110,8 +112,8 @@ class ResidualUnits(tf.Module):
     """Records the unit of the residual of an exchange.
 
     Attributes:
-        of_weights: bool, whether the residual is a difference of weights. Without local steps, and
-            during their warm-up, the residual is a gradient.
+        in_weight_units: bool, whether the residual is a difference of weights. Without local steps,
+            and during their warm-up, the residual is a gradient.
         steps: int64, the number of training steps so far; 0 after a job without local steps.
 
     Args:
@@ -122,19 +124,19 @@ class ResidualUnits(tf.Module):
 
     def __init__(self, group: Group, *, local: bool) -> None:
         super().__init__(name="residual_units")
-        self.of_weights = group.create(
-            lambda: shared_variable(False, tf.bool, "residual_of_weights")
+        self.in_weight_units = group.create(
+            lambda: shared_variable(False, tf.bool, "residual_in_weight_units")
         )
         self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
-            tf_private.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
+            tf_private.save_as(self.in_weight_units, lambda: tf.constant(False), refuse_weights)
             none = tf.constant(0, tf.int64)
             tf_private.save_as(self.steps, lambda: none, lambda steps: None)
 
 
-def refuse_weights(of_weights: tf.Tensor) -> None:
+def refuse_weights(in_weight_units: tf.Tensor) -> None:
     """Refuses the residual of a checkpoint if it is a difference of weights."""
-    if bool(of_weights):
+    if bool(in_weight_units):
         raise ValueError(
             "The checkpoint holds the residual of a job with local steps, which is a difference "
             "of weights, not a gradient. Continue with gc.LocalSteps, or restore only the model's "
@@ -150,10 +152,10 @@ def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0)
     """
     replica = exchange.replica(local_replica)
     state, job_state = replica.state(), replica.job_state()
-    kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]
+    variables = [job_state[name] for name in exchange.setup.job_state_in_gradient_units]
     for name in GRADIENT_UNITS:
-        kept += state.get(name, []) if name != RESIDUAL else []
-    for variable in kept:
+        variables += state.get(name, []) if name != RESIDUAL else []
+    for variable in variables:
         variable.assign(tf.zeros_like(variable))
 
 
@@ -212,7 +214,7 @@ class Rounds:
         reconcile: Callable[[Any], None],
     ) -> None:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
-        places = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
+        indices = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
         self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
         self._replicas = cast(StrategyGroup, exchange.group.all_replicas)
@@ -220,28 +222,35 @@ class Rounds:
         self._slots, self._reconcile = slots, reconcile
         self._models: list[weakref.ref[Any]] = []
         self._updates, self._outer_steps = updates, outer_steps
-        self._exchange, self._places = exchange, places
-        self._replica = Replica(exchange.setup, places)
-        self._variables = [variables[i] for i in places]
+        self._exchange, self._indices = exchange, indices
+        self._replica = Replica(exchange.setup, indices)
+        self._variables = [variables[i] for i in indices]
         with tf.init_scope():
-            self._own = self._group.create(lambda: self._new_variables(variables, places))
-        self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
-        self.exchanges = RareExchanges(self._local(exchange.step))
+            self._state = self._group.create(lambda: self._new_variables(variables, indices))
+        self._in_weight_units, self._steps = (
+            self._local(units.in_weight_units),
+            self._local(units.steps),
+        )
+        self.exchanges = PeriodicReduce(self._local(exchange.step))
         self._equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models, since the latest step
         self._finish = tf.function(self._finish_on_all, autograph=False)
-        exchange.saving.register([], [self._local(self._own.position)])
+        exchange.saving.register([], [self._local(self._state.position)])
         exchange.saving.finish_before(self)
         # Not every method has state that `Saving` restores.
-        unit = native(units.of_weights)
-        tf_private.save_as(unit, self._of_weights.read_value, self._restore_unit)
+        unit = native(units.in_weight_units)
+        tf_private.save_as(unit, self._in_weight_units.read_value, self._restore_unit)
 
-    def _new_variables(self, variables: Sequence[Any], places: Sequence[int]) -> _Variables:
-        elements = [self._exchange.specs[place].elements for place in places]
+    def _new_variables(self, variables: Sequence[Any], indices: Sequence[int]) -> _Variables:
+        elements = [self._exchange.specs[index].elements for index in indices]
         residuals, fragments = self._exchange.residuals, []
-        for own in split(elements, self._settings.fragments):
-            numbers = [places[i] for i in own]
-            kept = [residuals[number] for number in numbers] if residuals else []
-            fragments.append(Fragment(self._group, [variables[n] for n in numbers], kept))
+        for fragment_indices in split(elements, self._settings.fragments):
+            variable_indices = [indices[i] for i in fragment_indices]
+            fragment_residuals = (
+                [residuals[index] for index in variable_indices] if residuals else []
+            )
+            fragments.append(
+                Fragment(self._group, [variables[n] for n in variable_indices], fragment_residuals)
+            )
         return _Variables(
             position=shared_variable(0, tf.int64, "steps_in_cycle"),
             length=shared_variable(0, tf.int64, "steps_of_cycle"),
@@ -250,8 +259,8 @@ class Rounds:
             fragments=fragments,
         )
 
-    def _restore_unit(self, of_weights: tf.Tensor) -> None:
-        self._of_weights.assign(of_weights)
+    def _restore_unit(self, in_weight_units: tf.Tensor) -> None:
+        self._in_weight_units.assign(in_weight_units)
         self.abandon()
 
     def _local(self, variable: Any) -> tf.Variable:
@@ -265,18 +274,20 @@ class Rounds:
     def in_warmup(self) -> tf.Tensor:
         """Returns whether the next step is synchronous: never while residuals are of weights."""
         early = tf.less(self._steps_of_training(), self._settings.warmup_steps)
-        return tf.logical_and(early, tf.logical_not(self._of_weights))
+        return tf.logical_and(early, tf.logical_not(self._in_weight_units))
 
     @property
     def position(self) -> int:
         """The number of steps since the cycle began."""
-        return int(self._local(self._own.position).numpy())
+        return int(self._local(self._state.position).numpy())
 
     def measures(self) -> dict[str, float]:
         """Returns the values that `CompressionMonitor` logs."""
-        own = self._own
-        rounds, length = (int(self._local(one).numpy()) for one in (own.rounds, own.length))
-        drifted = np.mean([fragment.drift.numpy() for fragment in own.fragments])
+        state = self._state
+        rounds, length = (
+            int(self._local(counter).numpy()) for counter in (state.rounds, state.length)
+        )
+        drifted = np.mean([fragment.drift.numpy() for fragment in state.fragments])
         return {"rounds": rounds, "drift": float(drifted), "steps_per_round": length}
 
     def _steps_of_training(self) -> tf.Tensor:
@@ -287,14 +298,14 @@ class Rounds:
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
         """Counts a step of training if `counts`; called before the inner optimizer's step."""
         self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
-        self._local(self._own.since).assign_add(1)
+        self._local(self._state.since).assign_add(1)
 
     # The next methods run across replicas, once in each worker.
 
     def sum_over_replicas(self, grads: Sequence[Any]) -> list[Any]:
         """Returns the sums of gradients over the replicas of this worker."""
-        sums = self._group.each_replica(lambda own: own, args=(grads,))
-        return [tf.distribute.get_strategy().experimental_local_results(one)[0] for one in sums]
+        sums = self._group.each_replica(lambda local_gradients: local_gradients, args=(grads,))
+        return [tf.distribute.get_strategy().experimental_local_results(total)[0] for total in sums]
 
     def step(
         self,
@@ -313,10 +324,10 @@ class Rounds:
         Returns:
             A bool scalar, whether the worker's gradients were finite.
         """
-        position = self._local(self._own.position)
+        position = self._local(self._state.position)
         self._set_length(begins=tf.equal(position, 0))
         self.count_step()
-        for fragment in self._own.fragments:
+        for fragment in self._state.fragments:
             fragment.begin()
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
@@ -327,23 +338,25 @@ class Rounds:
             return take_residuals(self._replica, every, self._group.size, inner)
 
         # No branch here has a collective, so workers may take different branches.
-        left = has_gradients_left(self._exchange, 0, self._of_weights)
+        has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
         if list(map(id, variables)) == list(map(id, self._variables)):
-            given = tf.cond(left, with_residuals, lambda: grads)
-            takes = tf.logical_or(left, finite)
-            tf.cond(takes, lambda: take(given, variables), lambda: None)
+            gradients = tf.cond(has_delayed, with_residuals, lambda: grads)
+            takes = tf.logical_or(has_delayed, finite)
+            tf.cond(takes, lambda: take(gradients, variables), lambda: None)
         else:
-            alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
-            tf.cond(left, lambda: take(with_residuals(), self._variables), alone)
-        tf.cond(self._of_weights, lambda: None, lambda: forget_earlier_gradients(self._exchange))
-        self._of_weights.assign(True)
+            take_finite = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
+            tf.cond(has_delayed, lambda: take(with_residuals(), self._variables), take_finite)
+        tf.cond(
+            self._in_weight_units, lambda: None, lambda: forget_earlier_gradients(self._exchange)
+        )
+        self._in_weight_units.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
         self._end_due(position)
         return finite
 
     def _set_length(self, begins: tf.Tensor) -> None:
         """Sets the number of steps of a cycle that begins now."""
-        length, steps = self._local(self._own.length), self._settings.steps
+        length, steps = self._local(self._state.length), self._settings.steps
         now = self._steps_of_training()
         if callable(steps):  # the program's function is called only for new cycles
             new = tf.cond(begins, lambda: length_at(steps, now), length.read_value)
@@ -353,20 +366,20 @@ class Rounds:
 
     def _end_due(self, position: tf.Variable) -> None:
         """Counts the step, and ends the rounds that are complete."""
-        length = self._local(self._own.length).read_value()
+        length = self._local(self._state.length).read_value()
         with tf.control_dependencies([position.assign_add(1)]):
             now = position.read_value()
-        fragments = self._own.fragments
-        for number, fragment in enumerate(fragments):
+        fragments = self._state.fragments
+        for index, fragment in enumerate(fragments):
             fragment.steps.assign_add(1)
-            due = tf.equal(now, due_after(number, len(fragments), length))
+            due = tf.equal(now, due_after(index, len(fragments), length))
             tf.cond(due, functools.partial(self._end, fragment), lambda: None)
         position.assign(tf.where(tf.less(now, length), now, tf.zeros_like(now)))
 
     def _end(self, fragment: Fragment) -> None:
         strategy = tf.distribute.get_strategy()
-        weights = [one.read_value() for one in fragment.weights]
-        start = [one.read_value() for one in fragment.start]
+        weights = [weight.read_value() for weight in fragment.weights]
+        start = [weight.read_value() for weight in fragment.start]
         shares, counts = local_share(start, weights, self._group.all_replicas.size)
         fragment.drift.assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
@@ -379,12 +392,12 @@ class Rounds:
             assign(fragment.weights, start)
         tf.cond(finite, lambda: self._update_common(strategy, means, fragment), lambda: None)
         fragment.steps.assign(0)
-        self._local(self._own.rounds).assign_add(1)
+        self._local(self._state.rounds).assign_add(1)
 
     def _update_common(
         self, strategy: tf.distribute.Strategy, means: Sequence[Any], fragment: Fragment
     ) -> None:
-        """Has the outer optimizer update a fragment, with the fragment's own number of updates.
+        """Updates a fragment with the outer optimizer, at the fragment's update count.
 
         Adam's bias correction and learning rate schedules use this number. Between updates, and in
         checkpoints, the optimizer has the largest number of any fragment.
@@ -392,11 +405,14 @@ class Rounds:
         if self._outer_steps is None:
             self._update(strategy, means, fragment.variables)
             return
-        steps, of_all = self._local(self._outer_steps), [one.updates for one in self._own.fragments]
+        steps, updates_by_fragment = (
+            self._local(self._outer_steps),
+            [fragment.updates for fragment in self._state.fragments],
+        )
         total = steps.read_value()
         # A checkpoint or the program may have set the optimizer's number.
-        is_known = tf.equal(tf.reduce_max(tf.stack(of_all)), total)
-        for updates in of_all:
+        is_known = tf.equal(tf.reduce_max(tf.stack(updates_by_fragment)), total)
+        for updates in updates_by_fragment:
             updates.assign(tf.where(is_known, updates, total))
         steps.assign(fragment.updates)
         self._update(strategy, means, fragment.variables)
@@ -408,8 +424,8 @@ class Rounds:
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
-    def _finish_on_all(self, number: int) -> None:
-        fragment = self._own.fragments[number]
+    def _finish_on_all(self, index: int) -> None:
+        fragment = self._state.fragments[index]
 
         def on_replica() -> None:
             tf.distribute.get_replica_context().merge_call(lambda strategy: self._end(fragment))
@@ -434,9 +450,9 @@ class Rounds:
     @property
     def pending(self) -> bool:
         """Returns whether the workers' weights or other variables may differ."""
-        stepped = self._local(self._own.since).numpy()
+        stepped = self._local(self._state.since).numpy()
         others_differ = stepped and any(map(self._has_others, self._known_models()))
-        return others_differ or any(fragment.has_begun for fragment in self._own.fragments)
+        return others_differ or any(fragment.has_begun for fragment in self._state.fragments)
 
     def finish(self) -> None:
         """Ends all rounds now, and makes models equal; all workers call it between the same steps.
@@ -447,14 +463,14 @@ class Rounds:
         """
         if self._group.size == 1:
             return
-        since, models = self._local(self._own.since), self._known_models()
+        since, models = self._local(self._state.since), self._known_models()
         if since.numpy():
             steps = [self._exchange.exchanges, self.position]
             action = {"next action": "ending a round", "exchanges and steps": steps}
             self._group.processes.agree(action)
             self._end_early()
-            self._local(self._own.position).assign(0)
-            equality.average(self._replicas, [fragment.drift for fragment in self._own.fragments])
+            self._local(self._state.position).assign(0)
+            equality.average(self._replicas, [fragment.drift for fragment in self._state.fragments])
             since.assign(0)
             self._equal.clear()
         else:  # without a step, only models that are new here
@@ -464,30 +480,30 @@ class Rounds:
             self._equal.add(model)
 
     def _end_early(self) -> None:
-        """Gives all workers the common weights."""
-        for number, fragment in enumerate(self._own.fragments):
+        """Assigns the common weights on all workers."""
+        for index, fragment in enumerate(self._state.fragments):
             if fragment.has_begun:
-                self._finish(number)
+                self._finish(index)
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[None]:
         """Gives this worker the common weights of the start of each round, within this context."""
-        begun = [fragment for fragment in self._own.fragments if fragment.has_begun]
-        weights = [weight for fragment in begun for weight in fragment.weights]
-        starts = [start for fragment in begun for start in fragment.start]
-        own = [weight.read_value() for weight in weights]
+        begun_fragments = [fragment for fragment in self._state.fragments if fragment.has_begun]
+        weights = [weight for fragment in begun_fragments for weight in fragment.weights]
+        starts = [start for fragment in begun_fragments for start in fragment.start]
+        values = [weight.read_value() for weight in weights]
         assign(weights, [start.read_value() for start in starts])
         try:
             yield
         finally:
-            assign(weights, own)
+            assign(weights, values)
 
     def abandon(self) -> None:
         """Begins new rounds at the next step, from this worker's weights at that time."""
-        self._local(self._own.since).assign(0)
+        self._local(self._state.since).assign(0)
         self._equal.clear()
-        self._local(self._own.position).assign(0)
-        for fragment in self._own.fragments:
+        self._local(self._state.position).assign(0)
+        for fragment in self._state.fragments:
             fragment.steps.assign(0)
 
     def apply_residuals(self) -> None:
@@ -495,13 +511,13 @@ class Rounds:
 
         def give() -> None:
             zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]
-            left = take_residuals(self._replica, zeros)
-            for variable, rest in zip(self._variables, left, strict=True):
-                self._local(variable).assign_sub(rest)
+            residuals = take_residuals(self._replica, zeros)
+            for variable, residual in zip(self._variables, residuals, strict=True):
+                self._local(variable).assign_sub(residual)
             forget_earlier_gradients(self._exchange)
-            self._of_weights.assign(False)
+            self._in_weight_units.assign(False)
 
-        tf.cond(self._of_weights, give, lambda: None)
+        tf.cond(self._in_weight_units, give, lambda: None)
 
 
 def measures_of_rounds(optimizer: Any) -> dict[str, float]:

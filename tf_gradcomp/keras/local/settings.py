@@ -49,7 +49,7 @@ def checked_schedule(steps: Any) -> Schedule:
         before = pair[0]
     if not steps or steps[0][0] != 0:
         raise ValueError(f"{_EXPECTED}{steps!r}.")
-    return [[int(step), int(number)] for step, number in steps]
+    return [[int(step), int(length)] for step, length in steps]
 
 
 def config_of_schedule(schedule: Schedule) -> Any:
@@ -90,8 +90,8 @@ def length_at(schedule: Schedule, step: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(length, [])
     if isinstance(schedule, int):
         return tf.constant(schedule, tf.int64)
-    begins, numbers = (tf.constant(column, tf.int64) for column in zip(*schedule, strict=True))
-    return tf.gather(numbers, tf.searchsorted(begins, step[tf.newaxis], "right")[0] - 1)
+    begins, lengths = (tf.constant(column, tf.int64) for column in zip(*schedule, strict=True))
+    return tf.gather(lengths, tf.searchsorted(begins, step[tf.newaxis], "right")[0] - 1)
 
 
 def _called(schedule: Callable[[int], int], step: np.int64) -> np.int64:
@@ -176,15 +176,15 @@ class LocalSteps:
         }
 
     @classmethod
-    def of(cls, given: Any) -> LocalSteps | None:
+    def of(cls, settings: Any) -> LocalSteps | None:
         """Returns the settings from settings, their config or `steps`.
 
         Raises:
-            ValueError: If `given` is none of these.
+            ValueError: If `settings` is none of these.
         """
-        if given is None or isinstance(given, LocalSteps):
-            return given
-        return cls(**given) if isinstance(given, Mapping) else cls(given)
+        if settings is None or isinstance(settings, LocalSteps):
+            return settings
+        return cls(**settings) if isinstance(settings, Mapping) else cls(settings)
 
     def facts(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all workers, by name."""
