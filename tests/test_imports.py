@@ -30,6 +30,7 @@ ROOMS = [
     "exchange",
     "strategy",
     "advice",
+    "private/keras",
     "keras/common",
     "keras/keras3",
     "keras/keras2",
@@ -40,7 +41,7 @@ ROOMS = [
     "__init__",
     "cli",
 ]
-WITHOUT_KERAS = {*ROOMS[: ROOMS.index("keras/common")], "launch"}
+WITHOUT_KERAS = {*ROOMS[: ROOMS.index("private/keras")], "launch"}
 SOURCES = sorted(ROOT.rglob("*.py"))
 
 
@@ -50,6 +51,8 @@ def name_of(source):
 
 def room_of(source):
     first, *rest = source.relative_to(ROOT).parts
+    if first == "private" and rest[0].startswith("keras"):
+        return "private/keras"
     if first == "keras" and len(rest) > 1:
         return f"{first}/{rest[0]}"
     return "keras/common" if first == "keras" else first.removesuffix(".py")
