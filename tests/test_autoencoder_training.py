@@ -359,11 +359,11 @@ def test_with_other_methods_or_one_replica_it_does_nothing():
 
 
 def test_it_warns_behind_readers():
-    late = keras.callbacks.CallbackList(
-        [keras.callbacks.ProgbarLogger(), gc.callbacks.AutoencoderTraining()]
-    )
+    model = layers()
+    model.compile(gc.CompressedOptimizer("sgd"), "mse")
+    late = keras.callbacks.ProgbarLogger(), gc.callbacks.AutoencoderTraining()
     with pytest.warns(UserWarning, match="AutoencoderTraining comes after ProgbarLogger"):
-        late.set_model(layers())
+        fit(model, *late, epochs=1)
 
 
 # Learners.

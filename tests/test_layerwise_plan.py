@@ -141,9 +141,8 @@ def test_it_does_nothing_where_nothing_is_planned(capsys):
 )
 def test_it_warns_behind_a_callback_that_would_miss_something(before, misses, tmp_path):
     model = build("top_k", strategy=tf.distribute.get_strategy())
-    callbacks = keras.callbacks.CallbackList([before(tmp_path), gc.callbacks.LayerwisePlan()])
     with pytest.warns(UserWarning, match=f"LayerwisePlan comes after .* will not {misses}"):
-        callbacks.set_model(model)
+        fit(model, before(tmp_path), gc.callbacks.LayerwisePlan(), epochs=1)
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.0, True, "step", None], ids=repr)
