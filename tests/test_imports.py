@@ -16,7 +16,6 @@ ROOMS = [
     "environment",
     "stall_reports",
     "tf_config",
-    "proxies",
     "horovod_here",
     "private",
     "policy",

@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 
 from tests.workers import Job
+from tf_gradcomp.environment import bypass
 from tf_gradcomp.groups import rendezvous
 from tf_gradcomp.groups.rendezvous import wait_for_workers, warn_of_proxy
-from tf_gradcomp.proxies import bypass
 from tf_gradcomp.tf_config import TFConfig
 
 pytestmark = pytest.mark.quick

@@ -39,6 +39,16 @@ def test_every_compressor_is_listed_with_what_it_is_for():
         assert described[name]["use"].endswith(".")
 
 
+def test_methods_on_the_shelf_for_experiments_have_a_table_of_their_own():
+    first, second = CliRunner().invoke(main, ["methods"]).output.split("compressors.contrib")
+    found = json.loads(CliRunner().invoke(main, ["methods", "--json"]).output)
+    shelf = {"arc_top_k", "count_sketch", "max_norm", "random_k", "sidco", "sign_sgd"}
+    assert {method["name"] for method in found if method["contrib"]} == shelf
+    for method in found:
+        assert (f" {method['name']} " in second) == (method["name"] in shelf)
+        assert (f" {method['name']} " in first) == (method["name"] not in shelf)
+
+
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_every_command_prints_json_on_request_and_explains_itself_in_sentences(command):
     options = [param for param in command.params if isinstance(param, click.Option)]

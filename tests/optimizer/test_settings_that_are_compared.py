@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras.common.facts import facts_of
+from tf_gradcomp.keras.common.inner import facts_of
 
 
 class WithoutConfig(keras.optimizers.schedules.LearningRateSchedule):

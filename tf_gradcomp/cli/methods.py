@@ -21,6 +21,7 @@ class _Method:
     name: str
     what: str
     use: str
+    contrib: bool  # whether it is on the shelf for experiments
 
 
 @click.command(short_help="List the compressors, and when to use each.")
@@ -28,7 +29,8 @@ class _Method:
 def methods(as_json: bool) -> None:
     """List the compressors, and when to use each.
 
-    compressor= takes a name, or a name with settings such as "top_k(density=0.02)".
+    compressor= takes a name, or a name with settings such as "top_k(density=0.02)". The second
+    table has the shelf for experiments: these methods are tested alike, but may change or go.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -36,10 +38,16 @@ def methods(as_json: bool) -> None:
     if as_json:
         print_json(list(map(dataclasses.asdict, found)))
         return
-    table = Table("compressor=", "what it does", "when to use it")
-    for method in found:
-        table.add_row(*map(Text, dataclasses.astuple(method)))
-    Console().print(table)
+    console = Console()
+    for contrib, title in (
+        (False, None),
+        (True, "compressors.contrib: tested alike, but may change or go"),
+    ):
+        table = Table("compressor=", "what it does", "when to use it", title=title)
+        for method in found:
+            if method.contrib == contrib:
+                table.add_row(Text(method.name), Text(method.what), Text(method.use))
+        console.print(table)
 
 
 def _methods() -> list[_Method]:
@@ -54,4 +62,6 @@ def _described(name: str, method: type[Any]) -> _Method:
     text = re.sub(r"[`*]", "", inspect.getdoc(method) or "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     use = next((paragraph for paragraph in paragraphs if paragraph.startswith("Use it")), "")
-    return _Method(name, paragraphs[0], re.split(r"(?<=\.) ", use, maxsplit=1)[0])
+    first_sentence = re.split(r"(?<=\.) ", use, maxsplit=1)[0]
+    contrib = ".contrib." in method.__module__
+    return _Method(name, paragraphs[0], first_sentence, contrib)

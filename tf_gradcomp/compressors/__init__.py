@@ -20,7 +20,7 @@ from tf_gradcomp.compressors.contrib.sign_sgd import SignSGD
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
-from tf_gradcomp.compressors.plannable import Plannable
+from tf_gradcomp.compressors.plans import Plannable
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize, text_of

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import sum_payloads
 from tf_gradcomp.compressors.base import Reduced, StepInputs
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, geometric, is_planned
+from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, geometric, is_planned
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import PerVariable, Valid, as_float32, is_number, whole_number
 from tf_gradcomp.policy import (

@@ -21,8 +21,7 @@ from tf_gradcomp.compressors.base import (
     StepInputs,
     start,
 )
-from tf_gradcomp.compressors.plannable import Plannable
-from tf_gradcomp.compressors.plans import PlanInForce, StoredPlan, plan_layers
+from tf_gradcomp.compressors.plans import PlanInForce, Plannable, StoredPlan, plan_layers
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.compressors.settings import Valid, is_number, member_of

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import request_unless_empty
 from tf_gradcomp.compressors.base import Reduced, StateSpec, StepInputs
-from tf_gradcomp.compressors.plannable import (
+from tf_gradcomp.compressors.plans import (
     Cost,
     Plannable,
     distinct,

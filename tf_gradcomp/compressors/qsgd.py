@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import sum_payloads
 from tf_gradcomp.compressors.base import Reduced, StepInputs
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
+from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import (
     BOOL,

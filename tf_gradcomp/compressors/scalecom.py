@@ -18,7 +18,7 @@ from tf_gradcomp.compressors.aggregation import (
     tensor_bytes,
 )
 from tf_gradcomp.compressors.base import Reduced, StepInputs
-from tf_gradcomp.compressors.plannable import (
+from tf_gradcomp.compressors.plans import (
     Cost,
     Plannable,
     distinct,

@@ -18,7 +18,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
     StepInputs,
 )
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
+from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import (
     SHARE,

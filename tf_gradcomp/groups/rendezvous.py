@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Mapping
 
+from tf_gradcomp.environment import bypass, proxy_variable
 from tf_gradcomp.groups.messages import log_warning
-from tf_gradcomp.proxies import bypass, proxy_variable
 from tf_gradcomp.stall_reports import continues, waits
 from tf_gradcomp.tf_config import TFConfig, host_of
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from tf_gradcomp.environment import MALLOC, PREFIX, RESTARTS
+from tf_gradcomp.environment import MALLOC, PREFIX, RESTARTS, bypass, proxy_variable
 from tf_gradcomp.launch import quiet
 from tf_gradcomp.launch.output import (
     WorkerOutput,
@@ -27,7 +27,6 @@ from tf_gradcomp.launch.resources import malloc_settings
 from tf_gradcomp.launch.result import JobResult
 from tf_gradcomp.launch.scheduler import Rank
 from tf_gradcomp.launch.ssh import Connection
-from tf_gradcomp.proxies import bypass, proxy_variable
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import host_of, make_tf_config
 

@@ -1,4 +1,40 @@
-"""Ops on one entry per chunk, and on entries that a leader selects."""
+"""Ops on one entry per chunk, and on entries that a leader selects.
+
+Sums one entry per chunk, at positions that are equal on all replicas: ScaleCom and RandomK.
+
+Each tensor is cut into chunks, and one entry of each chunk travels. The position of the entry is an
+offset in the chunk, in as many bits as the chunk needs. The offsets of a tensor are packed, the
+first in the lowest bits. Zeros fill the last int32 word.
+
+With m the residual and g the gradient of a variable, I the chosen positions and beta the filter
+(Chen et al., "ScaleCom", NeurIPS 2020, https://arxiv.org/abs/2104.11125):
+
+    y = m + g
+    sent: y at I
+    m <- m + beta g               elsewhere
+    m <- (1 - beta) m             at I
+
+If rounding leaves a part of y unsent, m takes beta times this part at I, too.
+
+All arithmetic is float32, in this order, without fused multiply-add.
+`tests.reference.chunks` is the same in NumPy.
+
+Ops that sum entries at positions that a leader has chosen for all replicas; used by LGC.
+
+For each tensor, either the entries of largest magnitude are chosen, or the tensor is sent whole.
+With m the residual and g the gradient of a variable, and I the chosen positions, or all positions
+of a tensor that is sent whole:
+
+    y = m + g
+    contributed: y at I
+    m <- y            elsewhere
+    m <- the part of y at I that was not sent
+
+All arithmetic is float32. Results don't depend on the number of threads.
+
+Source: Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS
+33(12), https://arxiv.org/abs/2103.08870. `tests.reference.lgc` chooses the same in NumPy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Loads the op library, and knows which GPUs its kernels run on."""
+"""Loads the op library, and knows which GPUs its kernels run on.
+
+The GPU kernels: the device, and whether they are used on it.
+
+The first use compiles the kernels for the device and checks them against the CPU kernels.
+`GRADCOMP_GPU=0` in the environment switches them off.
+"""
 
 from __future__ import annotations
 

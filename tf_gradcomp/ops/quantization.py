@@ -1,4 +1,41 @@
-"""Ops that quantize values: QSGD and signs."""
+"""Ops that quantize values: QSGD and signs.
+
+QSGD with error feedback: the ops of one step.
+
+Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
+NeurIPS 2017, https://arxiv.org/abs/1610.02132, in the form with a minimum and a unit per bucket of
+CGX (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357).
+`tests.reference.qsgd` computes the same in NumPy.
+
+With e the residual and g the gradient of a variable, in each bucket:
+
+    p = e + g
+    unit = (max p - min p) / (2^bits - 1)
+    level = floor((p - min p) / unit + offset), at most 2^bits - 1
+    sent: min p + unit * level
+    e <- p - sent
+
+The offset is 1/2 to round to the nearest level. A random offset, uniform between 0 and 1, makes the
+sent value equal p on average. Random numbers come from Philox, a counter-based generator, with
+(seed, replica) as key and (element, tensor, step) as counter. All arithmetic is float32, in the
+order of the reference, without fused multiply-add.
+
+SignSGD with error feedback: the ops of one step.
+
+Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 1. `tests.reference.sign_sgd` computes the
+same in NumPy.
+
+With e the residual and g the gradient of a variable:
+
+    p = e + g
+    mean = the mean of |p| over the variable
+    sent: sign(p) * mean, where 0 and -0 count as positive
+    e <- p - sent
+
+All arithmetic is float32, in this order, without fused multiply-add. Only the mean is summed in
+float64, in an order that depends on the variable's size alone.
+"""
 
 from __future__ import annotations
 

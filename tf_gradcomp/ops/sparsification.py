@@ -1,4 +1,37 @@
-"""Ops that select entries: AdaComp, top-k, SIDCo and the count sketch."""
+"""Ops that select entries: AdaComp, top-k, SIDCo and the count sketch.
+
+AdaComp: the ops of one step, fused for training and separate for research.
+
+Source: Chen et al., "AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
+Training", AAAI 2018, https://arxiv.org/abs/1712.02679. `tests.reference.adacomp` computes the
+same in NumPy.
+
+With r the residual and g the gradient of a variable, and s the scale factor:
+
+    G = r + g                      accumulated
+    H = G + (s - 1) g              boosted
+    max_i = max |G| in bin i
+    scale = mean of max_i over the bins
+    sent: every element with |H| >= max_i and G != 0, as sign(G) * scale
+    r <- G - sent
+
+All arithmetic is float32, in this order, without fused multiply-add. Only the mean is summed in
+float64, in bin order. Results depend neither on the number of threads nor on the processor.
+
+TopK: the ops of one step.
+
+`tests.reference.top_k` computes the same in NumPy. Results depend neither on the number of threads
+nor on the processor.
+
+Source of the momentum correction: Lin et al., "Deep Gradient Compression: Reducing the
+Communication Bandwidth for Distributed Training", ICLR 2018, https://arxiv.org/abs/1712.01887.
+
+The ops of CountSketch: sketches of a vector, and the entries that are large in summed sketches.
+
+Entry i of row r has word i of Philox 4x32-10 with the key `seed` and the counters from (r * 2^40,
+step) on. Its lower 31 bits modulo the number of columns are the entry's column, and its highest bit
+is the entry's sign. `tests.reference.count_sketch` computes the same in NumPy.
+"""
 
 from __future__ import annotations
 

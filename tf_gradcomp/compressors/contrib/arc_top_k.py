@@ -12,14 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.aggregation import MIXING, request_unless_empty, zero_if_too_large
 from tf_gradcomp.compressors.base import Reduced, StepInputs
-from tf_gradcomp.compressors.plannable import (
-    Cost,
-    Plannable,
-    distinct,
-    geometric,
-    is_planned,
-    whole,
-)
+from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, geometric, is_planned, whole
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.settings import (
     SHARE,

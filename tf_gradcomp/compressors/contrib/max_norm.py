@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, request_unless_empty, zero_if_too_large
 from tf_gradcomp.compressors.base import Reduced, StepInputs
-from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
+from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
 from tf_gradcomp.compressors.settings import SEED, PerVariable, Valid, is_whole_number
 from tf_gradcomp.ops.payload import MAX_NORM

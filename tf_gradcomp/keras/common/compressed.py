@@ -27,11 +27,14 @@ from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import equality, losses, saved_state
-from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
 from tf_gradcomp.keras.common.inner import (
+    SAVING,
+    TRAINING,
+    agree_on_values,
     check_not_by_horovod,
     checked_inner,
     clip,
+    facts_of,
     in_loss_scaler,
     loses_zeros,
     warn_of_lost_zeros,

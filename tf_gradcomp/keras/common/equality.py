@@ -13,7 +13,7 @@ from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.facts import facts_of
+from tf_gradcomp.keras.common.inner import facts_of
 from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import compressed_in, optimizers_of, wrappers_of
 from tf_gradcomp.strategy.strategy import CheckedStrategy

@@ -1,17 +1,49 @@
-"""Writes the files of a model once for all workers."""
+"""Files and restarts of a job of several workers."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from tf_gradcomp.environment import RESTARTS
 from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.common import equality
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.coordinated import coordinated, writes_file
 from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
+
+_RESUMES = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
+
+
+def warn_if_nothing_is_saved(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Warns at the start of `fit` that a restarted job would begin from zero."""
+    if RESTARTS in os.environ and not any(isinstance(callback, _RESUMES) for callback in callbacks):
+        log_info(
+            "gradcomp run would restart this job from zero, because fit saves nothing: add "
+            "gc.callbacks.BackupAndRestore(folder) to its callbacks."
+        )
+
+
+def warn_if_backup_is_gone(callback: keras.callbacks.BackupAndRestore) -> None:
+    """Warns that a restarted job has found no backup."""
+    if os.environ.get(RESTARTS, "0") != "0":
+        log_info(
+            "BackupAndRestore: this restarted job begins from zero, because there is no backup in "
+            f"{os.fspath(callback.backup_dir)!r} here. If it had saved, save to a disk that all "
+            "workers share."
+        )
+
+
+def warn_if_backups_are_gone(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Tells the user, after all callbacks have begun, that Keras 2 has found no backup."""
+    for callback in callbacks:
+        restores = isinstance(callback, keras.callbacks.BackupAndRestore)
+        if restores and not any(keras_private.initial_place(callback.model, None)):
+            warn_if_backup_is_gone(callback)
 
 
 def savings_of(model: keras.Model) -> list[Saving]:

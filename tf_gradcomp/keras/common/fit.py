@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.keras.common import equality, files
-from tf_gradcomp.keras.common.restarts import warn_if_backups_are_gone, warn_if_nothing_is_saved
+from tf_gradcomp.keras.common.files import warn_if_backups_are_gone, warn_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_trains
 from tf_gradcomp.keras.common.version import IS_KERAS_2, KERAS, keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.adam import momentum
+from tf_gradcomp.adam import preconditioner
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.private import keras2 as keras_private
@@ -45,7 +45,7 @@ def momentum_only(
     core = updating(optimizer)
     if isinstance(core, keras.optimizers.Nadam):
         step = tf.cast(core.iterations + 1, tf.float32)
-        keras_private.set_nadam_product(core, momentum.nadam_product(core.beta_1, step))
+        keras_private.set_nadam_product(core, preconditioner.nadam_product(core.beta_1, step))
     return keras_private.stepping(optimizer, core, steps_by_variable)
 
 
@@ -74,7 +74,7 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     weights = tf.convert_to_tensor(variable)
     dtype = weights.dtype
     # Keras' own rule for slices moves all rows by their momentum, too.
-    gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
+    gradient, direct = preconditioner.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
     beta_1 = tf.cast(optimizer.beta_1, dtype)
     momentums = slot + (gradient - slot) * (1 - beta_1)
@@ -82,11 +82,11 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     step = tf.cast(optimizer.iterations + 1, dtype)
     is_nadam = isinstance(optimizer, _nadams())
     product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
-    correction = momentum.bias_correction(beta_1, step)
-    inputs = momentum.UpdateInputs(
+    correction = preconditioner.bias_correction(beta_1, step)
+    inputs = preconditioner.UpdateInputs(
         weights, gradient, direct, momentums, beta_1, step, correction, product, schedule
     )
-    update = momentum.nadam(inputs) if is_nadam else momentum.adam(inputs)
+    update = preconditioner.nadam(inputs) if is_nadam else preconditioner.adam(inputs)
     if isinstance(optimizer, _addons_optimizers("LAMB")):
         update = _scaled_by_lamb(optimizer, update, variable, weights)
     variable.assign_sub(tf.cast(rate, dtype) * update)
@@ -96,5 +96,5 @@ def _scaled_by_lamb(lamb: Any, update: tf.Tensor, variable: Any, weights: tf.Ten
     if keras_private.decays_in_step(lamb, variable):
         update += tf.cast(lamb.weight_decay, weights.dtype) * weights
     if keras_private.adapts_layer(lamb, variable):
-        update = momentum.to_length_of(weights, update)
+        update = preconditioner.to_length_of(weights, update)
     return update

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_gradcomp.adam import momentum
+from tf_gradcomp.adam import preconditioner
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private.patching import with_methods
 
-STEPS: dict[type, momentum.Step] = {
-    keras.optimizers.Adam: momentum.adam,
-    keras.optimizers.AdamW: momentum.adam,
-    keras.optimizers.Nadam: momentum.nadam,
-    keras.optimizers.Lamb: momentum.lamb,
+STEPS: dict[type, preconditioner.Step] = {
+    keras.optimizers.Adam: preconditioner.adam,
+    keras.optimizers.AdamW: preconditioner.adam,
+    keras.optimizers.Nadam: preconditioner.nadam,
+    keras.optimizers.Lamb: preconditioner.lamb,
 }
 
 
@@ -31,7 +31,7 @@ def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditi
         float(optimizer.beta_2),
         float(optimizer.epsilon),
         amsgrad=bool(getattr(optimizer, "amsgrad", False)),
-        corrects_epsilon=STEPS[type(optimizer)] is momentum.adam,
+        corrects_epsilon=STEPS[type(optimizer)] is preconditioner.adam,
         squares_each_slice=True,
     )
 
@@ -91,7 +91,7 @@ def _step_constants(
     constants = {}
     for dtype in dict.fromkeys(tf.as_dtype(variable.dtype) for variable in variables):
         step_value = tf.cast(step, dtype)
-        correction = momentum.bias_correction(optimizer.beta_1, step_value)
+        correction = preconditioner.bias_correction(optimizer.beta_1, step_value)
         constants[dtype] = _StepConstants(
             step_value, correction, tf.constant(1 - optimizer.beta_1, dtype)
         )
@@ -100,7 +100,7 @@ def _step_constants(
 
 def _update(
     optimizer: Any,
-    step: momentum.Step,
+    step: preconditioner.Step,
     constants: dict[tf.DType, _StepConstants],
     gradient: Any,
     variable: Any,
@@ -110,14 +110,14 @@ def _update(
     weights = tf.convert_to_tensor(variable)
     dtype = weights.dtype
     # Keras' own rule for slices moves all rows by their momentum, too.
-    gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
+    gradient, direct = preconditioner.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
     dtype_constants = constants[dtype]
     optimizer.assign_add(slot, (gradient - slot) * dtype_constants.new_share)
     product = None
     if isinstance(optimizer, keras.optimizers.Nadam):
         product = tf.cast(keras_private.nadam_product(optimizer), dtype)
-    inputs = momentum.UpdateInputs(
+    inputs = preconditioner.UpdateInputs(
         weights,
         gradient,
         direct,

@@ -13,8 +13,12 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError
-from tf_gradcomp.keras.common.reading import GeneratorReader, PyDatasetReader
-from tf_gradcomp.keras.common.same_data import check_last_batch, compared_batch
+from tf_gradcomp.keras.common.data import (
+    GeneratorReader,
+    PyDatasetReader,
+    check_last_batch,
+    compared_batch,
+)
 from tf_gradcomp.keras.common.strategy import check_batches, order_of_first
 from tf_gradcomp.keras.keras3.steps import check_no_scaler_inside
 from tf_gradcomp.private import keras3 as keras_private

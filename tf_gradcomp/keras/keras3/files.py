@@ -18,8 +18,12 @@ import tensorflow as tf
 
 from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.groups.messages import log_info
-from tf_gradcomp.keras.common.files import is_coordinated, saving, savings_of
-from tf_gradcomp.keras.common.restarts import warn_if_backup_is_gone
+from tf_gradcomp.keras.common.files import (
+    is_coordinated,
+    saving,
+    savings_of,
+    warn_if_backup_is_gone,
+)
 from tf_gradcomp.keras.keras3.steps import swap_averages
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private.patching import patch

@@ -1,4 +1,13 @@
-"""Gossip: workers average weights only with their neighbours, by low-rank messages."""
+"""Gossip: workers average weights only with their neighbours, by low-rank messages.
+
+The arithmetic of gossip: the messages between neighbours, and the corrections of their weights.
+
+Two neighbours multiply their matrices by the same orthonormal basis Q, and send each other the
+products. The difference of the products is the product with D, the difference of the matrices. Each
+neighbour is corrected by a share of the projection of D: D Q Q^T if Q is a basis for rows, and
+Q Q^T D if Q is a basis for columns. The next round uses the product as its basis, for the other
+side of the matrix. The rounds thus are a power iteration on a difference that changes slowly.
+"""
 
 from __future__ import annotations
 
