@@ -1,4 +1,4 @@
-"""Sets up all tests: devices, seeds and the order of tests. Reports on each folder.
+"""Sets up all tests: devices, seeds and the order of tests. Reports on each folder and file.
 
 TensorFlow gets four logical CPU devices, so that one process can hold several replicas. Environment
 variables must be set before TensorFlow starts, so this file sets them for every test run.
@@ -26,6 +26,7 @@ import pytest
 from tests import preloaded, workers
 
 REPOSITORY = Path(__file__).parents[1]
+CLOCK = {"start": 0.0}  # in CPU seconds, at the last report of a test
 TURNS = Path(tempfile.gettempdir(), f"gradcomp-tests-{os.getuid()}.lock")
 
 
@@ -143,6 +144,9 @@ class Progress:
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        descriptor, os.environ[preloaded.CPU_LOG] = tempfile.mkstemp(prefix="gradcomp-tests-cpu-")
+        os.close(descriptor)
     runs_tests = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
     if runs_tests:
         load_tensorflow()
@@ -152,15 +156,42 @@ def pytest_configure(config):
         config.pluginmanager.register(Progress(config))
 
 
+def cpu_seconds():
+    """Returns the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    CLOCK["start"] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Adds to a report the CPU time since the report before."""
+    report = yield
+    now = cpu_seconds()
+    report.cpu_seconds, CLOCK["start"] = now - CLOCK["start"], now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Lists the seconds of each folder, summed over its tests and their fixtures."""
+    """Lists the CPU seconds of each file: of its tests, fixtures and workers."""
+    if hasattr(terminalreporter.config, "workerinput"):
+        return
     seconds, tests = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if type(report) is pytest.TestReport:  # not a subtest, whose time is part of its test's
-                folder = folder_of(report.nodeid)
-                seconds[folder] += report.duration
-                tests[folder] += report.when == "call"
-    terminalreporter.section("seconds by folder")
-    for folder, spent in seconds.most_common():
-        terminalreporter.line(f"{spent:8.1f}  {tests[folder]:5} tests  {folder}")
+                file = file_of(report.nodeid)
+                seconds[file] += getattr(report, "cpu_seconds", 0.0)
+                tests[file] += report.when == "call"
+    log = Path(os.environ[preloaded.CPU_LOG])
+    for line in log.read_text().splitlines():
+        spent, _, file = line.partition(" ")
+        seconds[file or "(workers of no test)"] += float(spent)
+    log.unlink()
+    terminalreporter.section("CPU seconds by file")
+    for file, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:8.1f}  {tests[file]:5} tests  {file}")

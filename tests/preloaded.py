@@ -33,6 +33,7 @@ import threading
 import time
 
 OPTIMIZE_GRAPHS = "GRADCOMP_TESTS_OPTIMIZE_GRAPHS"
+CPU_LOG = "GRADCOMP_TESTS_CPU_LOG"  # the file that `note_cpu_seconds` writes
 STANDARD_FILES = 3
 MOST = 1 << 20  # bytes of a message
 
@@ -100,10 +101,21 @@ def look_after(client):
     while ended not in select.select([client, ended], [], [])[0]:
         os.killpg(program, int(client.recv(MOST) or signal.SIGKILL))
     os.killpg(program, signal.SIGKILL)  # the program's children
-    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    _, status, usage = os.wait4(program, 0)
+    note_cpu_seconds(json.loads(message)["environment"], usage.ru_utime + usage.ru_stime)
+    code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError):  # the client may have ended
         client.send(str(code).encode())
     os._exit(0)
+
+
+def note_cpu_seconds(environment, seconds):
+    """Appends a program's CPU time to the log of the test run, with the file of its test."""
+    log = environment.get(CPU_LOG)
+    if log:
+        file = environment.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+        with open(log, "a") as lines:
+            lines.write(f"{seconds:.3f} {file}\n")
 
 
 def become(files, argv, environment, folder):
