@@ -23,7 +23,7 @@ from links import Network
 from turns import Plan
 
 from tf_gradcomp.environment import MALLOC
-from tf_gradcomp.launch import LocalJob, malloc
+from tf_gradcomp.launch import LocalJob, resources
 
 _DATA = bytes(1 << 20)
 _SECONDS = 1.5
@@ -31,8 +31,8 @@ _SETTLING = 0.5  # seconds in which TCP finds the speed
 _ROUND_TRIPS = 20
 
 SETTINGS = {
-    name: {malloc.TUNABLES: "", **malloc.settings({MALLOC: name})}
-    for name in (malloc.DEFAULT, malloc.TUNED)
+    name: {resources.TUNABLES: "", **resources.malloc_settings({MALLOC: name})}
+    for name in (resources.DEFAULT, resources.TUNED)
 }
 
 malloc_option = click.option(

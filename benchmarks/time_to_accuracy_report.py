@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import numpy as np
 from checklist import losses
 from matplotlib import pyplot as plt
-from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_places, table, times
+from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_points, table, times
 from records import PACES
 from trainings import Run
 
@@ -179,7 +179,7 @@ def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
         else:
             reached.append((statistics.mean(seconds), label, colour))
     axis.grid(alpha=0.3)
-    label_places(axis, [(x, f"{label}: {x:.3g} s", colour) for x, label, colour in reached])
+    label_points(axis, [(x, f"{label}: {x:.3g} s", colour) for x, label, colour in reached])
     if len(reached) < len(methods):
         axis.legend(fontsize=9)
     figure.savefig(path, dpi=DPI)

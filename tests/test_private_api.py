@@ -651,7 +651,7 @@ def test_local_steps_end_before_a_model_is_read(monkeypatch, call):
 test_evaluate = test_predict = test_local_steps_end_before_a_model_is_read
 
 
-def test_initial_place(tmp_path):
+def test_initial_position(tmp_path):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = {"x": np.zeros((1, 1)), "y": np.zeros((1, 1)), "verbose": 0}

@@ -551,7 +551,7 @@ class _Epoch(keras.callbacks.Callback):
         self.found = keras_private.initial_position(self.model, 1)
 
 
-def test_initial_place(tmp_path):
+def test_initial_position(tmp_path):
     for epochs, found in ((2, (0, 0)), (3, (2, 0))):
         epoch = _Epoch()
         backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)

@@ -63,7 +63,7 @@ class LearnersRounds:
         if settings.outer is not None:
             settings.outer.build(self._variables)
         self._weights = [native(variable) for variable in self._variables]
-        slots = [native(variable) for variable in keras_private.own_variables(model.optimizer)]
+        slots = [native(variable) for variable in keras_private.state_variables(model.optimizer)]
         self._swapped = [*self._weights, *slots]
         self._local: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []

@@ -6,7 +6,7 @@ exact.py wrapped|strategy|alone OPTIMIZER[:METHOD],... [REPLICAS IN EACH WORKER]
 import sys
 
 from common import ALONE, compiled, fit, new_strategy, state_of
-from optimizers import OPTIMIZERS, of_layers
+from optimizers import OPTIMIZERS, layer_optimizers
 
 import tf_gradcomp as gc
 from tests.ranks import (
@@ -23,7 +23,7 @@ from tf_gradcomp.private import tensorflow as tf_private
 
 STEPS = 8
 BUILT_IN_STEP = ("EMA", "legacy loss scale", "LazyAdam")  # as where nobody builds the optimizer
-OPTIMIZERS |= of_layers()
+OPTIMIZERS |= layer_optimizers()
 
 
 def together(name, strategy):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 from common import compiled, new_strategy, state_of
-from optimizers import OPTIMIZERS, of_layers
+from optimizers import OPTIMIZERS, layer_optimizers
 
 from tests.ranks import (
     BATCH,
@@ -25,7 +25,7 @@ from tests.ranks import (
 from tf_gradcomp.exchange.exchange import residual_norm
 
 STEPS, BAD = 12, 5
-OPTIMIZERS |= of_layers()
+OPTIMIZERS |= layer_optimizers()
 SETTINGS = {"local": {"precondition": "local"}, "none": {"precondition": None}, "": {}}
 
 

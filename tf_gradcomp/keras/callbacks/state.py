@@ -116,7 +116,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             restorer.on_train_begin(logs)
         else:
             super().on_train_begin(logs)
-        epoch_and_step = keras_private.initial_place(self.model, self.params.get("steps"))
+        epoch_and_step = keras_private.initial_position(self.model, self.params.get("steps"))
         # Without a backup, a later callback may give ranks the updates of rank 0.
         updates = [int(self.model.optimizer.iterations.numpy())] if any(epoch_and_step) else []
         found = f"epochs and steps already trained, and updates, by {self._folder!r}"

@@ -51,7 +51,7 @@ def compare_model(model: keras.Model, event: str) -> None:
         return
     equal = list(model.trainable_variables)
     for optimizer in optimizers_of(model):
-        equal += keras_private.own_variables(optimizer)
+        equal += keras_private.state_variables(optimizer)
     skipped = {id(variable) for variable in [*equal, *_batch_statistics(model)]}
     other_variables = [variable for variable in model.variables if id(variable) not in skipped]
     other_variables = [variable for variable in other_variables if not _is_separate(variable)]
@@ -77,7 +77,7 @@ def compare_optimizer(optimizer: Any) -> None:
     group = optimizer.exchange.group.all_replicas
     if optimizer.local_steps or not getattr(group.strategy, "compare_variables", False):
         return
-    inner_variables = keras_private.own_variables(optimizer)
+    inner_variables = keras_private.state_variables(optimizer)
     equal = [v for v in (*optimizer.trained_variables, *inner_variables) if not _is_separate(v)]
     compare(group, equal, [], _settings_of([optimizer]), "before state is collected")
 

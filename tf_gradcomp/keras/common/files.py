@@ -42,7 +42,7 @@ def warn_if_backups_are_gone(callbacks: Sequence[keras.callbacks.Callback]) -> N
     """Tells the user, after all callbacks have begun, that Keras 2 has found no backup."""
     for callback in callbacks:
         restores = isinstance(callback, keras.callbacks.BackupAndRestore)
-        if restores and not any(keras_private.initial_place(callback.model, None)):
+        if restores and not any(keras_private.initial_position(callback.model, None)):
             warn_if_backup_is_gone(callback)
 
 

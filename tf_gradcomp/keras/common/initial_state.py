@@ -85,5 +85,5 @@ def _state_of(optimizer: Any) -> Iterator[Any]:
     while optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is None or not isinstance(optimizer, Compressed):
-            yield from keras_private.own_variables(optimizer)
+            yield from keras_private.state_variables(optimizer)
         optimizer = inner
