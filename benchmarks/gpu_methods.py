@@ -15,7 +15,7 @@ from gpu_device import CONSTANTS, STRUCTURES, Gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracles in tests/
 HEADER_WORDS = 14
-STEP, REPLICA, SEED, BETA_2, EPSILON, FILTER = 5, 3, 7, 0.999, 1e-7, 0.3
+STEP, REPLICA, BETA_2, EPSILON, FILTER = 5, 3, 0.999, 1e-7, 0.3
 MOMENT = 0.01  # of each element, before the first step
 THREADS, LANES = CONSTANTS["kThreads"], CONSTANTS["kLanes"]
 SLICE = CONSTANTS["kSliceElements"]
@@ -356,9 +356,7 @@ class Qsgd(FixedLength):
 
     reference, structures = "qsgd", "Qsgd"
 
-    def __init__(
-        self, gpu: Gpu, inputs: Inputs, bits: int, bucket_size: int, stochastic: bool = True
-    ) -> None:
+    def __init__(self, gpu: Gpu, inputs: Inputs, bits: int, bucket_size: int) -> None:
         size = inputs.residual.size
         measured = bucket_size if bits else SLICE
         buckets = ceil_div(size, measured)
@@ -371,13 +369,11 @@ class Qsgd(FixedLength):
             tensor={"bits": bits, "bucket_size": measured, "width": width, "sent_whole": not bits},
             step={
                 "scales": gpu.room(buckets * ctypes.sizeof(STRUCTURES["QsgdScale"])),
-                "stochastic": stochastic,
-                "seed": SEED,
                 "replica": REPLICA,
                 "step": STEP,
             },
             layout={"bits": [bits], "bucket_size": bucket_size},
-            to_encode={"replica": REPLICA, "stochastic": stochastic, "seed": SEED},
+            to_encode={"replica": REPLICA},
         )
 
 
@@ -431,7 +427,7 @@ METHODS = (
         (
             {"bits": 0, "bucket_size": 32},
             {"bits": 2, "bucket_size": 32},
-            {"bits": 3, "bucket_size": 96, "stochastic": False},
+            {"bits": 3, "bucket_size": 96},
             {"bits": 4, "bucket_size": 1024},
             {"bits": 8, "bucket_size": 65536},
         ),

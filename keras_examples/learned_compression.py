@@ -40,7 +40,7 @@ def train(
     (train_x, train_y), test = common.load_images("digits", seed)
     used_rows = len(train_x) // batch_size * batch_size
     compressor = gc.compressors.LGC(
-        pattern, density, dense_steps=dense_steps, training_steps=training_steps
+        pattern, density, warmup_steps=dense_steps, training_steps=training_steps
     )
     with strategy.scope():  # (2) create the model and everything that belongs to it in here
         model = build_model(train_x.shape[1:], classes=10)

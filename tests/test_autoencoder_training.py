@@ -12,16 +12,17 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, TrainingResult
-from tf_gradcomp.compressors.lgc.settings import (
+from tf_gradcomp.compressors.lgc.state import (
     CODING,
     COLLECTED,
     COLLECTING,
     NORMS,
-    PHASE,
+    STAGE,
     SWITCHING,
     WANTED,
     WEIGHTS,
+    AutoencoderHook,
+    TrainingStep,
 )
 from tf_gradcomp.exchange.exchange import residual_norm
 from tf_gradcomp.groups import messages
@@ -53,7 +54,7 @@ def method(pattern="all_reduce", **settings):
         pattern,
         **{
             "density": 0.1,
-            "dense_steps": DENSE,
+            "warmup_steps": DENSE,
             "training_steps": TRAINING,
             "guard": 0.9,
             "autoencoder": {**PAIRS, "weights": WEIGHTS_OF_PAIRS[pattern]},
@@ -93,7 +94,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         exchange = self.model.optimizer.exchange
         self.logs.append(dict(logs))
-        self.phases.append({int(p) for p in copies(collective(), exchange.job_state[PHASE])})
+        self.phases.append({int(p) for p in copies(collective(), exchange.job_state[STAGE])})
 
 
 class Frozen(keras.callbacks.Callback):
@@ -310,7 +311,7 @@ def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, 
         model.optimizer.build(model.trainable_variables)
     state = autoencoder_of(model.optimizer.exchange)
     weights = np.full(state.job_state[WEIGHTS].shape, value, "float32")
-    state.learn(weights, [TrainingResult(TRAINING, loss=0.1, error=0.1)])
+    state.learn(weights, [TrainingStep(TRAINING, loss=0.1, error=0.1)])
     assert state.job_state[WANTED].numpy() == wanted
 
 
@@ -365,9 +366,9 @@ def test_learners_train_it_and_count_the_whole_run(pattern, number):
 
     def note(report):
         payloads.append(report.payload_bytes)
-        phases.append(autoencoder_of(group.exchange).phase)
+        phases.append(autoencoder_of(group.exchange).stage)
         states = [group.exchange.replica(learner).job_state() for learner in range(number)]
-        assert len({int(state[PHASE]) for state in states}) == 1
+        assert len({int(state[STAGE]) for state in states}) == 1
 
     history = group.fit(batches(), epochs=3, on_step=note)
     assert history["lgc_phase"][-1] == 3
@@ -404,7 +405,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
 def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_steps(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("tf_gradcomp.compressors.lgc.settings.KEPT_VECTORS", 6)
+    monkeypatch.setattr("tf_gradcomp.compressors.lgc.state.KEPT_VECTORS", 6)
     group = learners(2, method(training_steps=100))
     training = gc.callbacks.AutoencoderTraining()
     x, y = data()
@@ -415,7 +416,7 @@ def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_ste
     for missed, steps in ((False, 3), (True, 5)):
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
-        values = [vector.step for vector in autoencoder_of(group.exchange).new_vectors()]
+        values = [vector.number for vector in autoencoder_of(group.exchange).new_vectors()]
         collected = int(group.exchange.replica().job_state()[COLLECTED])
         assert values == list(range(collected - 2, collected + 1))
         training.train(group.exchange)

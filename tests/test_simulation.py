@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 
 import tf_gradcomp as gc
 from tests.bounds import adam_bound, assert_close, rounding, training
+from tests.distributed.local_learners import KeepsNorms
 
 BATCH = 64
 INPUTS, HIDDEN, CLASSES = 64, 100, 10
@@ -268,17 +269,14 @@ def test_second_moments_are_handed_back_where_training_is_stopped(digits):
     assert all(np.any(v.numpy()) for v in model.optimizer.variables if "velocity" in v.path)
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["top_k(density=0.25, momentum=0.5)", "lgreco(method='top_k', reference='accordion')"],
-)
+@pytest.mark.parametrize("method", [gc.compressors.TopK(0.25, momentum=0.5), KeepsNorms()], ids=str)
 def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
     rate, data = 2.0**-9, list(batches(digits).take(4))
     plain, model = (exact_model(keras.optimizers.SGD(rate)) for _ in range(2))
     settings = gc.LocalSteps(2, warmup_steps=2)
     learners = gc.simulation.Learners(model, 2, method, local_steps=settings)
-    norms = [learners.exchange.replica(i).job_state().get("gradient_norms") for i in range(2)]
-    if method.startswith("lgreco"):
+    norms = [learners.exchange.replica(i).job_state().get("norms") for i in range(2)]
+    if method.name == "keeps_norms":
         for of_one in norms:
             of_one.assign(tf.ones_like(of_one))
 

@@ -19,7 +19,7 @@ class Worker(NamedTuple):
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Returns whether this process is the chief, which prints and writes for all workers.
+    """Whether this process is the chief, which prints and writes for all workers.
 
     The chief is the task `chief`, or worker 0 if there is no `chief`; under Horovod, it is rank 0.
     Do not test `task_id` instead, because a `chief` and the first worker both have task index 0.

@@ -73,7 +73,7 @@ def _launchers_size(names: Sequence[str]) -> tuple[str, int]:
 
 
 def is_elastic() -> bool:
-    """Returns whether Horovod's launcher may add and remove processes while the job runs."""
+    """Whether Horovod's launcher may add and remove processes while the job runs."""
     return os.environ.get(_ELASTIC, "0") not in ("", "0")
 
 

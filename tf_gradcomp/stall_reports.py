@@ -26,5 +26,5 @@ def step_name(steps: int) -> str:
 
 
 def is_report(line: str) -> bool:
-    """Returns whether a line of a worker's output is such a report, in any format of logging."""
+    """Whether a line of a worker's output is such a report, in any format of logging."""
     return bool(_REPORT.search(line))

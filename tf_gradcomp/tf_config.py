@@ -54,7 +54,7 @@ class TFConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Returns whether this process saves and logs for all processes: the process of rank 0."""
+        """Whether this process saves and logs for all processes: the process of rank 0."""
         return self.rank == 0
 
 

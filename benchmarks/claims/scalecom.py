@@ -46,7 +46,7 @@ FEW_BITS = (
     f"scalecom(rates={{'convolution': {RATE}, 'dense': {RATE}, 'vector': None}}, value_bits=8, "
     "overrides={'(^|/)conv2d/': None})"  # LGC sends the first layer and vectors dense, too
 )
-LEARNED = f"lgc(density={DENSITY}, dense_steps=44, training_steps=132)"
+LEARNED = f"lgc(density={DENSITY}, warmup_steps=44, training_steps=132)"
 SCALED = 2.0  # times the learning rate; at 8 times, dense training diverges, too
 
 

@@ -95,14 +95,13 @@ Status CheckTopK(DriverQueue* queue) {
   return CheckFixed({"top-k", Method::kTopK, EncodeTopKOnGpu, DecodeTopKOnGpu}, codecs, queue);
 }
 
-// Checks buckets that warps measure, buckets that blocks measure, and both roundings.
+// Checks buckets that warps measure, and buckets that blocks measure.
 Status CheckQsgd(DriverQueue* queue) {
   for (int64_t bucket_size : {96, 8192}) {
-    const bool stochastic = bucket_size == 96;
     Codecs codecs;
     codecs.push_back(std::make_unique<WholeCodec>(300));
     for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
-      const QsgdSettings settings = {bits, bucket_size, stochastic, 7};
+      const QsgdSettings settings = {bits, bucket_size};
       codecs.push_back(std::make_unique<QsgdCodec>(bits == 4 ? 9001 : 1000 + bits, settings));
     }
     const Status status =

@@ -108,7 +108,7 @@ __device__ inline long long WordsBefore(const QsgdTensor& tensor, long long buck
   return bucket * (kScaleWords + tensor.bucket_size / kGroup * tensor.bits);
 }
 
-// Returns the offset, from 16 random bits or fixed, that is added before values are rounded down.
+// Returns the offset, from 16 random bits, that is added before values are rounded down.
 __device__ inline float OffsetOf(const unsigned long long* random, int i) {
   const unsigned long long word = random[i / kOffsetsPerWord];
   const unsigned bits = word >> i % kOffsetsPerWord * kOffsetBits & ((1u << kOffsetBits) - 1);
@@ -118,7 +118,7 @@ __device__ inline float OffsetOf(const unsigned long long* random, int i) {
 __device__ inline void Draw(const QsgdEncodeStep& step, const Slice& slice,
                             unsigned long long* random) {
   constexpr int kPerCounter = Philox::kWords * kOffsetsPerWord;
-  const Philox philox(step.seed, step.replica);
+  const Philox philox(0, step.replica);
   const long long first = slice.begin / kPerCounter + 1;
   const int count = static_cast<int>((slice.end - slice.begin + kPerCounter - 1) / kPerCounter);
   for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gradcomp_qsgd_send(Qsg
   const QsgdTensor& tensor = step.tensors[slice.tensor];
   int* words = step.body + tensor.first_word;
   if (tensor.sent_whole) return SendWhole(tensor, slice, words);
-  if (step.stochastic) Draw(step, slice, random);
+  Draw(step, slice, random);
   __syncthreads();
   const Buckets buckets(tensor, slice);
   const int size = static_cast<int>(slice.end - slice.begin);
@@ -153,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gradcomp_qsgd_send(Qsg
     const InBucket in = buckets.Find(i);
     const QsgdScale scale = step.scales[tensor.first_bucket + in.bucket];
     const float value = FixedSum(tensor, slice.begin + i);
-    const float offset = step.stochastic ? OffsetOf(random, i) : 0.5f;
-    const unsigned level = LevelOf(value, scale, offset, tensor.bits);
+    const unsigned level = LevelOf(value, scale, OffsetOf(random, i), tensor.bits);
     levels[i] = static_cast<unsigned char>(level);
     tensor.values[slice.begin + i] = __fsub_rn(value, ValueOf(scale, level));
     if (in.index != 0) continue;

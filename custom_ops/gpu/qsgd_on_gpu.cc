@@ -38,17 +38,6 @@ Measured PlanMeasuring(std::vector<gpu::QsgdTensor>* tensors) {
   return measured;
 }
 
-// Rounding and its seed are equal for all tensors of a method.
-void SetRounding(const Codecs& codecs, gpu::QsgdEncodeStep* step) {
-  for (const auto& codec : codecs) {
-    const auto* qsgd = dynamic_cast<const QsgdCodec*>(codec.get());
-    if (!qsgd) continue;
-    step->stochastic = qsgd->settings().stochastic;
-    step->seed = qsgd->settings().seed;
-    return;
-  }
-}
-
 }  // namespace
 
 EncodedFixedOnGpu EncodeQsgdOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
@@ -58,7 +47,6 @@ EncodedFixedOnGpu EncodeQsgdOnGpu(const Codecs& codecs, const std::vector<Source
   const Measured measured = PlanMeasuring(&plan.tensors);
   gpu::QsgdEncodeStep step = {};
   StartFixed(plan, sources, queue, &step);
-  SetRounding(codecs, &step);
   step.scales = NewOnGpu<gpu::QsgdScale>(queue, measured.num_buckets);
   step.replica = sender.replica;
   step.step = sender.step;

@@ -26,8 +26,6 @@ struct QsgdScale {
 // The arguments of the encoding kernels.
 struct QsgdEncodeStep : FixedEncodeStep<QsgdTensor> {
   QsgdScale* scales;  // for each bucket
-  int stochastic;     // otherwise values are rounded to the nearest level
-  unsigned long long seed;
   unsigned long long replica;
   unsigned long long step;
 };

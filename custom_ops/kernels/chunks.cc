@@ -189,8 +189,8 @@ bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors
   return finite;
 }
 
-void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_t* offsets) {
-  const uint64_t stream = Mix(Mix(seed) ^ step);
+void DrawOffsets(const ChunkLayout& layout, uint64_t step, int32_t* offsets) {
+  const uint64_t stream = Mix(Mix(0) ^ step);
   for (const ChunkLayout::Block& block : layout.blocks()) {
     std::vector<uint32_t> drawn(block.num_chunks);
     for (int64_t i = 0; i < block.num_chunks; ++i) {

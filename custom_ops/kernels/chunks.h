@@ -60,8 +60,8 @@ Status CheckChunks(const std::vector<int64_t>& chunk_sizes, int64_t num_tensors)
 bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for, int32_t* offsets);
 
-// Chooses a pseudo-random entry of each chunk, which depends only on `seed` and `step`.
-void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_t* offsets);
+// Chooses a pseudo-random entry of each chunk, which depends only on `step`.
+void DrawOffsets(const ChunkLayout& layout, uint64_t step, int32_t* offsets);
 
 // Checks that each offset lies in its chunk, because offsets come from another replica.
 Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets);

@@ -24,15 +24,13 @@ struct SketchHashes {
 
 // Philox 4x32-10 (Salmon et al., see philox.h), as TensorFlow numbers its words. The loop is over
 // the counters, so that compilers make vector instructions of each round.
-constexpr Vectorized DrawWords{[](uint64_t counter, const SketchSettings& settings,
-                                  uint32_t* words) GRADCOMP_INLINED {
+constexpr Vectorized DrawWords{[](uint64_t counter, uint64_t step, uint32_t* words)
+                                   GRADCOMP_INLINED {
   constexpr uint32_t kCounters = kHashed / 4;
   uint32_t a[kCounters];
   uint32_t b[kCounters];
   uint32_t c[kCounters];
   uint32_t d[kCounters];
-  const uint64_t key = settings.seed;
-  const uint64_t step = settings.step;
   for (uint32_t i = 0; i < kCounters; ++i) {
     a[i] = static_cast<uint32_t>(counter) + i;  // has no carry
     b[i] = static_cast<uint32_t>(counter >> 32);
@@ -40,8 +38,8 @@ constexpr Vectorized DrawWords{[](uint64_t counter, const SketchSettings& settin
     d[i] = static_cast<uint32_t>(step >> 32);
   }
   for (uint32_t round = 0; round < 10; ++round) {
-    const uint32_t key0 = static_cast<uint32_t>(key) + round * 0x9e3779b9;
-    const uint32_t key1 = static_cast<uint32_t>(key >> 32) + round * 0xbb67ae85;
+    const uint32_t key0 = round * 0x9e3779b9;
+    const uint32_t key1 = round * 0xbb67ae85;
     for (uint32_t i = 0; i < kCounters; ++i) {
       const uint64_t first = uint64_t{0xd2511f53} * a[i];
       const uint64_t second = uint64_t{0xcd9e8d57} * c[i];
@@ -85,22 +83,11 @@ constexpr Vectorized TakeMedians{[](float* a, const float* b, const float* c) GR
   }
 }};
 
-// Leaves in `b` and `c` two of 4 vectors, without the smallest and the largest value.
-constexpr Vectorized DropExtremes{[](const float* a, float* b, float* c,
-                                     const float* d) GRADCOMP_INLINED {
-  for (int64_t i = 0; i < kHashed; ++i) {
-    const float below = std::max(std::min(a[i], b[i]), std::min(c[i], d[i]));
-    const float above = std::min(std::max(a[i], b[i]), std::max(c[i], d[i]));
-    b[i] = below;
-    c[i] = above;
-  }
-}};
-
 // `begin` is a multiple of kHashed.
 void HashEntries(const SketchSettings& settings, int64_t row, int64_t begin,
                  SketchHashes* hashes) {
   const uint64_t counter = (static_cast<uint64_t>(row) << 40) + static_cast<uint64_t>(begin / 4);
-  DrawWords(counter, settings, hashes->words);
+  DrawWords(counter, settings.step, hashes->words);
   FindColumns(hashes->words, static_cast<int32_t>(settings.columns), hashes->columns);
 }
 
@@ -123,26 +110,21 @@ void SketchRow(const SketchSettings& settings, int64_t row, const float* values,
 void EstimateStrip(const SketchSettings& settings, const float* sums, int64_t begin, int64_t size,
                    float* estimates) {
   SketchHashes hashes;
-  float of_rows[5][kHashed];
-  for (int64_t row = 0; row < settings.rows; ++row) {
+  float of_rows[kSketchRows][kHashed];
+  for (int64_t row = 0; row < kSketchRows; ++row) {
     HashEntries(settings, row, begin, &hashes);
     const float* of_row = sums + row * settings.columns;
     for (int64_t i = 0; i < kHashed; ++i) {
       of_rows[row][i] = WithSign(of_row[hashes.columns[i]], hashes.words[i]);
     }
   }
-  if (settings.rows == 5) DropExtremes(of_rows[0], of_rows[1], of_rows[2], of_rows[3]);
-  float* first = of_rows[settings.rows == 5 ? 4 : 0];
-  if (settings.rows > 1) TakeMedians(first, of_rows[1], of_rows[2]);
-  std::copy_n(first, size, estimates);
+  TakeMedians(of_rows[0], of_rows[1], of_rows[2]);
+  std::copy_n(of_rows[0], size, estimates);
 }
 
 }  // namespace
 
 Status CheckSketch(const SketchSettings& settings) {
-  if (settings.rows != 1 && settings.rows != 3 && settings.rows != 5) {
-    return {Concat("rows is ", settings.rows, "; expected 1, 3 or 5")};
-  }
   if (settings.columns < 1 || settings.columns > kMaxColumns) {
     return {Concat("columns is ", settings.columns, "; expected 1 to ", kMaxColumns)};
   }
@@ -151,7 +133,7 @@ Status CheckSketch(const SketchSettings& settings) {
 
 void Sketch(const SketchSettings& settings, const float* values, int64_t size,
             const ParallelFor& parallel_for, float* sums) {
-  parallel_for(settings.rows, kCyclesPerHash * size, [&](int64_t begin, int64_t end) {
+  parallel_for(kSketchRows, kCyclesPerHash * size, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
     for (int64_t row = begin; row < end; ++row) {
       SketchRow(settings, row, values, size, sums + row * settings.columns);
@@ -163,12 +145,12 @@ void LargestOfSketch(const SketchSettings& settings, const float* sums, int64_t 
                      int64_t count, const ParallelFor& parallel_for, float* estimates,
                      int32_t* places) {
   using Entry = LargestEntries::Entry;
-  std::vector<float> known(sums, sums + settings.rows * settings.columns);
+  std::vector<float> known(sums, sums + kSketchRows * settings.columns);
   for (float& sum : known) {
     if (std::isnan(sum)) sum = std::numeric_limits<float>::infinity();
   }
   LargestEntries largest({estimates, nullptr, GradientType::kFloat}, size, count);
-  const int64_t cost = settings.rows * kCyclesPerHash * LargestEntries::kBlockSize;
+  const int64_t cost = kSketchRows * kCyclesPerHash * LargestEntries::kBlockSize;
   parallel_for(largest.num_blocks(), cost, [&](int64_t first, int64_t last) {
     const IeeeArithmetic ieee;
     for (int64_t block = first; block < last; ++block) {

@@ -104,9 +104,8 @@ Scale ScaleOf(const Range& range, int bits) {
   return {minimum, (largest - minimum) / LastLevel(bits)};
 }
 
-// Sends each value as the level below or above it, and keeps the rest. Offsets of 1/2 round to the
-// nearest level. Random offsets round up with a probability equal to the value's position between
-// the levels. If the inverse is infinite, the position of the minimum is NaN, which is not above 0.
+// Sends each value as the level below or above it, and keeps the rest. Offsets round up
+// with a probability equal to the value's position between the levels. If the inverse is infinite, the position of the minimum is NaN, which is not above 0.
 constexpr Vectorized SendLevels{[](const float* values, const float* offsets, int64_t size,
                                    Scale scale, float last_level, uint8_t* levels,
                                    float* residual) GRADCOMP_INLINED {
@@ -135,25 +134,13 @@ constexpr Vectorized ToOffsets{[](const Philox::Word* random, int64_t size,
   }
 }};
 
-// The offsets of elements. Random offsets are the middles of 2^16 steps from 0 to 1.
+// Random offsets of elements: the middles of 2^16 steps from 0 to 1.
 class Offsets {
  public:
-  Offsets(const QsgdSettings& settings, const Turn& turn)
-      : stochastic_(settings.stochastic), turn_(turn), philox_(settings.seed, turn.replica) {
-    std::fill_n(offsets_, kChunk, 0.5f);
-  }
+  explicit Offsets(const Turn& turn) : turn_(turn), philox_(0, turn.replica) {}
 
   // Returns the offsets of a chunk that begins with element `begin`, a multiple of kPerCounter.
   const float* Of(int64_t begin, int64_t size) {
-    if (stochastic_) Draw(begin, size);
-    return offsets_;
-  }
-
- private:
-  static constexpr int64_t kPerWord = sizeof(Philox::Word) / sizeof(uint16_t);
-  static constexpr int64_t kPerCounter = Philox::kWords * kPerWord;
-
-  void Draw(int64_t begin, int64_t size) {
     const Philox philox = philox_;  // a local copy, so that compilers move much of it out of the loop
     const int64_t first = begin / kPerCounter + 1;
     const int64_t count = CeilDiv(size, kPerCounter);
@@ -162,9 +149,13 @@ class Offsets {
       philox.Generate(first + i, turn_.tensor, turn_.step, 0, random + i * Philox::kWords);
     }
     ToOffsets(random, size, offsets_);
+    return offsets_;
   }
 
-  const bool stochastic_;
+ private:
+  static constexpr int64_t kPerWord = sizeof(Philox::Word) / sizeof(uint16_t);
+  static constexpr int64_t kPerCounter = Philox::kWords * kPerWord;
+
   const Turn turn_;
   const Philox philox_;
   float offsets_[kChunk];
@@ -182,7 +173,7 @@ class QsgdEncoder : public TensorEncoder {
         words_(words) {}
 
   void RunBlock(int pass, int64_t block) override {
-    Offsets offsets(settings_, turn_);
+    Offsets offsets(turn_);
     ForEachBucket(codec_, settings_, block, words_, [&](int32_t* words, int64_t begin, int64_t end) {
       if (pass == 0) {
         Measure(words, begin, end);
@@ -228,21 +219,18 @@ class QsgdEncoder : public TensorEncoder {
 
 constexpr int64_t kSumLanes = 8;  // independent partial sums, which overlap in time
 
-// Returns the square of a value's rounding error in SendLevels, or its expectation.
-template <bool kStochastic>
+// Returns the expected square of a value's rounding error in SendLevels.
 GRADCOMP_PART double SquaredError(float value, Scale scale, float inverse, float last_level) {
-  const float position = (value - scale.minimum) * inverse + (kStochastic ? 0.0f : 0.5f);
+  const float position = (value - scale.minimum) * inverse;
   const float above = position > 0 ? position : 0;
   const float within = above < last_level ? above : last_level;
   const float level = static_cast<float>(static_cast<int32_t>(within));
   const double down = value - ValueOf(scale, level);
-  if (!kStochastic) return down * down;
   const double up = value - ValueOf(scale, level + 1);
   const double share = within - level;
   return (1 - share) * (down * down) + share * (up * up);
 }
 
-template <bool kStochastic>
 constexpr Vectorized kSumOfSquaredErrors{[](const float* values, int64_t size, Scale scale,
                                             float last_level) GRADCOMP_INLINED {
   const float inverse = 1 / scale.unit;
@@ -250,11 +238,11 @@ constexpr Vectorized kSumOfSquaredErrors{[](const float* values, int64_t size, S
   int64_t begin = 0;
   for (; begin + kSumLanes <= size; begin += kSumLanes) {
     for (int64_t lane = 0; lane < kSumLanes; ++lane) {
-      lanes[lane] += SquaredError<kStochastic>(values[begin + lane], scale, inverse, last_level);
+      lanes[lane] += SquaredError(values[begin + lane], scale, inverse, last_level);
     }
   }
   for (int64_t lane = 0; begin < size; ++lane, ++begin) {
-    lanes[lane] += SquaredError<kStochastic>(values[begin], scale, inverse, last_level);
+    lanes[lane] += SquaredError(values[begin], scale, inverse, last_level);
   }
   return std::accumulate(std::begin(lanes), std::end(lanes), 0.0);
 }};
@@ -307,9 +295,7 @@ double QsgdError(const float* values, int64_t size, const QsgdSettings& settings
       Extend(first, count, &range);
       const Scale scale = ScaleOf(range, settings.bits);
       const float last_level = LastLevel(settings.bits);
-      of_buckets[bucket] = settings.stochastic
-                               ? kSumOfSquaredErrors<true>(first, count, scale, last_level)
-                               : kSumOfSquaredErrors<false>(first, count, scale, last_level);
+      of_buckets[bucket] = kSumOfSquaredErrors(first, count, scale, last_level);
     }
   });
   return std::sqrt(std::accumulate(of_buckets.begin(), of_buckets.end(), 0.0));

@@ -17,8 +17,6 @@ inline constexpr int64_t kMaxBucketSize = 1 << 16;
 struct QsgdSettings {
   int bits;             // per level
   int64_t bucket_size;  // elements, a multiple of kBucketStep
-  bool stochastic;      // otherwise values are rounded to the nearest level
-  int64_t seed;
 };
 
 // Each bucket has its minimum and its unit, one word each, and then its levels. The last bucket may
@@ -39,8 +37,7 @@ class QsgdCodec : public Codec {
   const QsgdSettings settings_;
 };
 
-// Returns the L2 norm of the rounding errors of finite values; for stochastic rounding, the root of
-// its expected square. The result does not depend on the number of threads.
+// Returns the root of the expected square of the L2 norm of the rounding errors of finite values. The result does not depend on the number of threads.
 double QsgdError(const float* values, int64_t size, const QsgdSettings& settings,
                  const ParallelFor& parallel_for);
 

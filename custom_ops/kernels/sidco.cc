@@ -137,12 +137,11 @@ class Sample {
   const ParallelFor* parallel_for_;
 };
 
-// Returns the threshold that a share of a fitted distribution exceeds; not finite if nothing fits.
-double Quantile(MagnitudeFit fit, const Sums& sums, double shift, double share) {
+// Returns the threshold that a share of a fitted distribution exceeds, generalized Pareto by matched
+// moments; not finite if nothing fits.
+double Quantile(const Sums& sums, double shift, double share) {
   const double mean = shift + sums.first / sums.count;
   const double log = std::log(share);
-  if (fit == MagnitudeFit::kExponential) return -mean * log;
-  // Generalized Pareto, by matched moments.
   const double variance = (sums.second - sums.first * sums.first / sums.count) / (sums.count - 1);
   if (!(variance > 0)) return std::numeric_limits<double>::quiet_NaN();
   const double ratio = mean * mean / variance;
@@ -180,16 +179,22 @@ float Corrected(const Sample& sample, double count, float lowest, float threshol
   return best.threshold;
 }
 
-float Threshold(const SidcoSettings& settings, const Sample& all, int64_t size,
+// Returns a number of fits with which each stage after the first keeps at least a tenth.
+int64_t StagesFor(double density) {
+  return 1 + std::max<int64_t>(0, std::ceil(std::log10(kFirstDensity / density)));
+}
+
+float Threshold(double density, const Sample& all, int64_t size,
                 const ParallelFor& parallel_for) {
-  const double wanted = settings.density * size;
+  const double wanted = density * size;
+  const int64_t stages = StagesFor(density);
   std::vector<float> magnitudes;
   Sample sample = all;
   double count = 0;
   float lowest = 0;
   float threshold = 0;
-  for (int64_t left = settings.stages; left > 0; --left) {
-    const bool first = left == settings.stages;
+  for (int64_t left = stages; left > 0; --left) {
+    const bool first = left == stages;
     std::vector<float> above = first ? std::vector<float>() : sample.MagnitudesAbove(threshold);
     const Sample fitted = first ? all : Sample(above.data(), above.size(), parallel_for);
     const float least = first || above.empty() ? 0 : *std::min_element(above.begin(), above.end());
@@ -200,8 +205,8 @@ float Threshold(const SidcoSettings& settings, const Sample& all, int64_t size,
     if (sums.count <= std::max(wanted, 1.0)) break;
     // The paper's code fixes the share of each stage, so that errors of stages multiply.
     double share = std::pow(wanted / sums.count, 1.0 / left);
-    if (first && settings.stages > 1) share = std::max(wanted / sums.count, kFirstDensity);
-    const float estimate = least + Quantile(settings.fit, sums, shift - least, share);
+    if (first && stages > 1) share = std::max(wanted / sums.count, kFirstDensity);
+    const float estimate = least + Quantile(sums, shift - least, share);
     if (!std::isfinite(estimate)) break;
     magnitudes.swap(above);  // which moves no values
     std::tie(sample, count, lowest, threshold) = std::tuple(fitted, sums.count, least, estimate);
@@ -223,26 +228,21 @@ void KeepLargest(const float* values, int64_t most, std::vector<int32_t>* places
 
 }  // namespace
 
-Status CheckSidco(const SidcoSettings& settings) {
-  if (!(settings.density > 0 && settings.density < 1)) {
-    return {Concat("density is ", settings.density, "; expected a number above 0 and below 1")};
-  }
-  if (settings.stages < 1) {
-    return {Concat("stages is ", settings.stages, "; expected 1 or more")};
-  }
-  return {};
+Status CheckDensity(double density) {
+  if (density > 0 && density < 1) return {};
+  return {Concat("density is ", density, "; expected a number above 0 and below 1")};
 }
 
-std::vector<int32_t> ChooseBySidco(const SidcoSettings& settings, const float* values, int64_t size,
+std::vector<int32_t> ChooseBySidco(double density, const float* values, int64_t size,
                                    const ParallelFor& parallel_for) {
   const IeeeArithmetic ieee;
   const Sample all(values, size, parallel_for);
   const bool few = size < kFewestElements;
-  const double wanted = settings.density * size;
+  const double wanted = density * size;
   int64_t most = few ? std::max(1.0, std::nearbyint(wanted))
                      : std::max<int64_t>(std::floor(2 * wanted), kLeastCap);
   std::vector<int32_t> places =
-      all.PlacesAbove(few ? 0 : Threshold(settings, all, size, parallel_for));
+      all.PlacesAbove(few ? 0 : Threshold(density, all, size, parallel_for));
   if (places.empty()) {
     places = all.PlacesAbove(0);
     most = 1;

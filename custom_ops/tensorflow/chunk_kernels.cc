@@ -278,7 +278,6 @@ class ChunkDrawOp : public OpKernel {
  public:
   explicit ChunkDrawOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, inputs_.ReadAttributes(context, 1));
-    OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -289,12 +288,11 @@ class ChunkDrawOp : public OpKernel {
     Tensor* offsets;
     const TensorShape shape({work.layout->num_words()});
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &offsets));
-    DrawOffsets(*work.layout, seed_, step, offsets->flat<int32_t>().data());
+    DrawOffsets(*work.layout, step, offsets->flat<int32_t>().data());
   }
 
  private:
   ChunkInputs inputs_;
-  int64_t seed_;
 };
 
 class ChunkSplitOp : public OpKernel {

@@ -114,7 +114,6 @@ CHUNK_OP("ChunkSelect")
 CHUNK_OP("ChunkDraw")
     .Input("step: int64")
     .Output("offsets: int32")
-    .Attr("seed: int")
     .SetShapeFn(OffsetsShape);
 
 CHUNK_OP("ChunkSplit")

@@ -17,8 +17,6 @@ constexpr int64_t kMostEntries = std::numeric_limits<int32_t>::max();
 class SketchOpBase : public OpKernel {
  public:
   explicit SketchOpBase(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("seed", &settings_.seed));
-    OP_REQUIRES_OK(context, context->GetAttr("rows", &settings_.rows));
     OP_REQUIRES_OK(context, context->GetAttr("columns", &settings_.columns));
     OP_REQUIRES_OK(context, ToTensorFlow(CheckSketch(settings_)));
   }
@@ -29,7 +27,7 @@ class SketchOpBase : public OpKernel {
     return GetScalar(context, 1, "step", &settings->step);
   }
 
-  int64_t num_sums() const { return settings_.rows * settings_.columns; }
+  int64_t num_sums() const { return kSketchRows * settings_.columns; }
 
  private:
   SketchSettings settings_;
@@ -83,11 +81,9 @@ class CountSketchLargestOp : public SketchOpBase {
 };
 
 absl::Status SketchShape(InferenceContext* c) {
-  int64_t rows;
   int64_t columns;
-  TF_RETURN_IF_ERROR(c->GetAttr("rows", &rows));
   TF_RETURN_IF_ERROR(c->GetAttr("columns", &columns));
-  c->set_output(0, c->Vector(rows * columns));
+  c->set_output(0, c->Vector(kSketchRows * columns));
   return absl::OkStatus();
 }
 
@@ -102,8 +98,6 @@ REGISTER_OP("CountSketch")
     .Input("values: float")
     .Input("step: int64")
     .Output("sums: float")
-    .Attr("seed: int")
-    .Attr("rows: int >= 1")
     .Attr("columns: int >= 1")
     .SetShapeFn(SketchShape);
 
@@ -111,8 +105,6 @@ REGISTER_OP("CountSketchLargest")
     .Input("sums: float")
     .Input("step: int64")
     .Output("places: int32")
-    .Attr("seed: int")
-    .Attr("rows: int >= 1")
     .Attr("columns: int >= 1")
     .Attr("size: int >= 1")
     .Attr("count: int >= 1")

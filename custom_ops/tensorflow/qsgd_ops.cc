@@ -40,30 +40,23 @@ class QsgdOpSettings : public FixedLengthMethod<Method::kQsgd> {
 
   absl::Status Read(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(context->GetAttr("bucket_size", &bucket_size_));
-    if (context->HasAttr("seed")) {  // only the encoder rounds
-      TF_RETURN_IF_ERROR(context->GetAttr("stochastic", &stochastic_));
-      TF_RETURN_IF_ERROR(context->GetAttr("seed", &seed_));
-    }
     return CheckBucketSize(bucket_size_);
   }
 
   std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t bits) const {
     if (bits == 0) return std::make_unique<WholeCodec>(size);
-    const QsgdSettings settings = {static_cast<int>(bits), bucket_size_, stochastic_, seed_};
+    const QsgdSettings settings = {static_cast<int>(bits), bucket_size_};
     return std::make_unique<QsgdCodec>(size, settings);
   }
 
  private:
   int64_t bucket_size_;
-  bool stochastic_ = false;
-  int64_t seed_ = 0;
 };
 
 class QsgdErrorsOp : public OpKernel {
  public:
   explicit QsgdErrorsOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket_size", &bucket_size_));
-    OP_REQUIRES_OK(context, context->GetAttr("stochastic", &stochastic_));
     OP_REQUIRES_OK(context, CheckBucketSize(bucket_size_));
   }
 
@@ -75,7 +68,7 @@ class QsgdErrorsOp : public OpKernel {
     Tensor* errors;
     OP_REQUIRES_OK(context, context->allocate_output(0, context->input(1).shape(), &errors));
     for (size_t i = 0; i < bits.size(); ++i) {
-      const QsgdSettings settings = {static_cast<int>(bits[i]), bucket_size_, stochastic_, 0};
+      const QsgdSettings settings = {static_cast<int>(bits[i]), bucket_size_};
       errors->flat<double>()(i) =
           bits[i] == 0 ? 0
                        : QsgdError(values.flat<float>().data(), values.NumElements(), settings,
@@ -85,7 +78,6 @@ class QsgdErrorsOp : public OpKernel {
 
  private:
   int64_t bucket_size_;
-  bool stochastic_;
 };
 
 absl::Status QsgdErrorsShape(InferenceContext* c) {
@@ -103,8 +95,6 @@ GRADCOMP_ENCODE_OP("QsgdEncode")
     .Input("replica: int64")
     .Input("bits: int64")
     .Attr("bucket_size: int")
-    .Attr("stochastic: bool")
-    .Attr("seed: int")
     .SetShapeFn(WithSettings<CheckBits, QsgdEncodeShape>);
 GRADCOMP_DECODE_OP("QsgdDecode")
     .Input("bits: int64")
@@ -119,7 +109,6 @@ REGISTER_OP("QsgdErrors")
     .Input("bits: int64")
     .Output("errors: double")
     .Attr("bucket_size: int")
-    .Attr("stochastic: bool")
     .SetShapeFn(QsgdErrorsShape);
 
 GRADCOMP_FIXED_LENGTH_KERNELS("Qsgd", QsgdOpSettings, .HostMemory("replica").HostMemory("bits"),

@@ -1,8 +1,7 @@
-// SIDCo's op, documented in tf_gradcomp/ops/sidco.py.
+// SIDCo's op, documented in tf_gradcomp/ops/sparsification.py.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "../kernels/sidco.h"
@@ -16,32 +15,23 @@ namespace {
 
 class SidcoChooseOp : public OpKernel {
  public:
-  explicit SidcoChooseOp(OpKernelConstruction* context) : OpKernel(context) {
-    std::string distribution;
-    OP_REQUIRES_OK(context, context->GetAttr("distribution", &distribution));
-    fit_ = distribution == "pareto" ? MagnitudeFit::kPareto : MagnitudeFit::kExponential;
-    OP_REQUIRES_OK(context, context->GetAttr("stages", &stages_));
-  }
+  using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
     OP_REQUIRES(context, values.NumElements() <= std::numeric_limits<int32_t>::max(),
                 InvalidArgument("values has ", values.NumElements(),
                                 " elements; expected fewer than 2^31"));
-    SidcoSettings settings = {0, stages_, fit_};
-    OP_REQUIRES_OK(context, GetScalar(context, 1, "density", &settings.density));
-    OP_REQUIRES_OK(context, ToTensorFlow(CheckSidco(settings)));
+    double density = 0;
+    OP_REQUIRES_OK(context, GetScalar(context, 1, "density", &density));
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckDensity(density)));
     const std::vector<int32_t> chosen = ChooseBySidco(
-        settings, values.flat<float>().data(), values.NumElements(), ThreadPool(context));
+        density, values.flat<float>().data(), values.NumElements(), ThreadPool(context));
     const int64_t count = chosen.size();
     Tensor* places;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({count}), &places));
     std::copy(chosen.begin(), chosen.end(), places->flat<int32_t>().data());
   }
-
- private:
-  MagnitudeFit fit_;
-  int64_t stages_;
 };
 
 absl::Status ChooseShape(InferenceContext* c) {
@@ -53,8 +43,6 @@ REGISTER_OP("SidcoChoose")
     .Input("values: float")
     .Input("density: double")
     .Output("places: int32")
-    .Attr("distribution: {'pareto', 'exponential'}")
-    .Attr("stages: int >= 1")
     .SetShapeFn(ChooseShape);
 
 REGISTER_KERNEL_BUILDER(Name("SidcoChoose").Device(DEVICE_CPU), SidcoChooseOp);

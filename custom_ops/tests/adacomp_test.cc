@@ -16,26 +16,11 @@ namespace {
 const std::vector<int64_t> kSizes = {0, 1, 3, 15, 16, 17, 49, 50, 51, 63, 64, 65, 500, 1000, 70001};
 const std::vector<int64_t> kBinSizes = {0, 1, 4, 15, 16, 17, 50, 63, 64, 65, 500, 16383};
 
-std::vector<uint16_t> UpperHalves(const std::vector<float>& values) {
-  std::vector<uint16_t> bits;
-  for (float value : values) bits.push_back(ToBits(value) >> 16);
-  return bits;
-}
-
-// Returns half precision numbers of all kinds, except infinity and NaN.
-std::vector<Half> Halves(int64_t size, uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::vector<Half> values(size);
-  for (Half& value : values) value.bits = engine() % 0x7c00 | (engine() & 0x8000);
-  return values;
-}
-
 // Takes a step in which new residuals replace gradients, as Encode takes one in place.
-std::vector<int32_t> EncodeReplacing(std::vector<std::vector<float>>* residuals,
-                                     std::vector<std::vector<float>> gradients,
+std::vector<int32_t> EncodeReplacing(Tensors* residuals, Tensors gradients,
                                      const std::vector<int64_t>& bin_sizes,
                                      const EncodeSettings& settings = {}) {
-  const std::vector<std::vector<float>> before = *residuals;
+  const Tensors before = *residuals;
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < gradients.size(); ++i) {
     float* gradient = gradients[i].data();
@@ -54,13 +39,13 @@ void CheckVariantsAgree(GradientType type, const std::vector<Gradient>& gradient
   const int64_t size = gradient.size();
   for (int64_t bin_size : kBinSizes) {
     for (float scale_factor : {1.0f, 1.7f, 2.0f}) {
-      std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
+      Tensors expected = {Normal(size, 1, 1)};
       EncodeSettings settings = {scale_factor, Threads(1), Simd::kPortable, type};
       const auto payload = Encode<Gradient>(&expected, {gradient}, {bin_size}, settings);
       for (Simd simd : {Simd::kPortable, Simd::kAvx2, Simd::kAvx512}) {
         if (!IsSupported(simd)) continue;
         settings.simd = simd;
-        std::vector<std::vector<float>> residual = {Normal(size, 1, 1)};
+        Tensors residual = {Normal(size, 1, 1)};
         CHECK(Encode<Gradient>(&residual, {gradient}, {bin_size}, settings) == payload);
         CHECK(SameBits(residual[0], expected[0]));
         if constexpr (std::is_same_v<Gradient, float>) {
@@ -77,9 +62,7 @@ void AllInstructionSetsGiveTheSameBits() {
   for (int64_t size : kSizes) {
     CheckVariantsAgree(GradientType::kFloat, Normal(size, 0.3f, 2));
     CheckVariantsAgree(GradientType::kHalf, Halves(size, 3));
-    std::vector<BFloat16> brain;
-    for (uint16_t bits : UpperHalves(Normal(size, 0.3f, 4))) brain.push_back({bits});
-    CheckVariantsAgree(GradientType::kBFloat16, brain);
+    CheckVariantsAgree(GradientType::kBFloat16, BrainFloats(size, 0.3f, 4));
   }
 }
 
@@ -97,7 +80,7 @@ void SignsOfZerosAreThoseOfSums() {
   const std::vector<float> residual = {0.0f, -0.0f, 0.0f, -0.0f, -0.0f, -0.0f, 0.0f, 0.0f, 0.0f};
   const std::vector<float> gradient = {0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f, 1.0f};
   for (int64_t bin_size : {0, 1, 2, 8}) {
-    std::vector<std::vector<float>> in_place = {residual}, replacing = {residual};
+    Tensors in_place = {residual}, replacing = {residual};
     const auto payload = Encode<float>(&in_place, {gradient}, {bin_size});
     CHECK(EncodeReplacing(&replacing, {gradient}, {bin_size}) == payload);
     CHECK(SameBits(replacing[0], in_place[0]));
@@ -110,27 +93,27 @@ void SignsOfZerosAreThoseOfSums() {
 
 void ThreadsDoNotChangeResults() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0};
-  std::vector<std::vector<float>> gradients;
-  std::vector<std::vector<float>> start;
+  Tensors gradients;
+  Tensors start;
   std::vector<DecoderTensor> tensors;
   for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
     gradients.push_back(Normal(1500007, 0.3f, i));
     start.push_back(Normal(1500007, 1, 10 + i));
     tensors.push_back({1500007, bin_sizes[i]});
   }
-  std::vector<std::vector<float>> expected = start;
+  Tensors expected = start;
   const auto payload = Encode<float>(&expected, gradients, bin_sizes);
-  std::vector<std::vector<float>> sums = Zeros(tensors);
+  Tensors sums = Zeros(tensors);
   for (int64_t threads : {1, 2, 3, 16}) {
     EncodeSettings settings;
     settings.parallel_for = Threads(threads);
-    std::vector<std::vector<float>> residuals = start;
+    Tensors residuals = start;
     CHECK(Encode<float>(&residuals, gradients, bin_sizes, settings) == payload);
-    std::vector<std::vector<float>> replacing = start;
+    Tensors replacing = start;
     CHECK(EncodeReplacing(&replacing, gradients, bin_sizes, settings) == payload);
     AdaCompDecoder decoder(tensors, kFingerprint, Threads(threads));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
-    std::vector<std::vector<float>> outputs = Zeros(tensors);
+    Tensors outputs = Zeros(tensors);
     CHECK(decoder.Reduce(Pointers(&outputs)));
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
       CHECK(SameBits(residuals[i], expected[i]));
@@ -144,14 +127,14 @@ void ThreadsDoNotChangeResults() {
 void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0, 50};
   for (float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    std::vector<std::vector<float>> gradients;
-    std::vector<std::vector<float>> before;
+    Tensors gradients;
+    Tensors before;
     for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
       gradients.push_back(Normal(1200000, 0.3f, i));
       before.push_back(Normal(1200000, 1, 10 + i));
     }
     gradients[3][700000] = bad;
-    std::vector<std::vector<float>> residuals = before;
+    Tensors residuals = before;
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes);
     CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
     CHECK(EncodeReplacing(&residuals, gradients, bin_sizes) == payload);
@@ -163,11 +146,9 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
 
 // All gradients are finite, but a sum is not.
 void AnOverflowingSumLeavesTheResidualsAsTheyWere() {
-  const std::vector<std::vector<float>> before = {Normal(30001, 1, 1), Normal(5000, 1, 2),
-                                                  {1, 2, 3e38f, 3e38f}};
-  std::vector<std::vector<float>> residuals = before;
-  const std::vector<std::vector<float>> gradients = {Normal(30001, 0.3f, 3), Normal(5000, 0.3f, 4),
-                                                     {0.5f, 1, 3e38f, 0}};
+  const Tensors before = {Normal(30001, 1, 1), Normal(5000, 1, 2), {1, 2, 3e38f, 3e38f}};
+  Tensors residuals = before;
+  const Tensors gradients = {Normal(30001, 0.3f, 3), Normal(5000, 0.3f, 4), {0.5f, 1, 3e38f, 0}};
   const auto payload = Encode<float>(&residuals, gradients, {50, 0, 2});
   CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
   CHECK(EncodeReplacing(&residuals, gradients, {50, 0, 2}) == payload);
@@ -194,12 +175,12 @@ void CheckDivides(GradientType type, const std::vector<Gradient>& gradient,
   std::vector<float> moment = start;
   const std::vector<float> divided = Divided(type, gradient, adam, &moment);
   for (int64_t bin_size : kBinSizes) {
-    std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
+    Tensors expected = {Normal(size, 1, 1)};
     const auto payload = Encode<float>(&expected, {divided}, {bin_size});
     for (Simd simd : {Simd::kPortable, Simd::kAvx2, Simd::kAvx512}) {
       if (!IsSupported(simd)) continue;
-      std::vector<std::vector<float>> residuals = {Normal(size, 1, 1)};
-      std::vector<std::vector<float>> moments = {start};
+      Tensors residuals = {Normal(size, 1, 1)};
+      Tensors moments = {start};
       const EncodeSettings settings = {2, Threads(simd == Simd::kAvx2 ? 3 : 1), simd, type, adam};
       CHECK(Encode<Gradient>(&residuals, {gradient}, {bin_size}, settings, &moments) == payload);
       CHECK(SameBits(residuals[0], expected[0]));
@@ -212,9 +193,7 @@ void DividesAsThePreconditionerDoes() {
   for (int64_t size : kSizes) {
     CheckDivides(GradientType::kFloat, Normal(size, 0.3f, 2));
     CheckDivides(GradientType::kHalf, Halves(size, 3));
-    std::vector<BFloat16> brain;
-    for (uint16_t bits : UpperHalves(Normal(size, 0.3f, 4))) brain.push_back({bits});
-    CheckDivides(GradientType::kBFloat16, brain);
+    CheckDivides(GradientType::kBFloat16, BrainFloats(size, 0.3f, 4));
     CheckDivides(GradientType::kFloat, Normal(size, 0.3f, 2), {0.999f, 1e-30f, 300.0f});
   }
 }
@@ -223,14 +202,14 @@ void ANonFiniteGradientLeavesSecondMomentsAsTheyWere() {
   const std::vector<int64_t> sizes = {1200000, 30001, 1200000, 5};
   const std::vector<int64_t> bin_sizes = {50, 0, 500, 16383};
   for (int64_t place : {int64_t{0}, int64_t{700000}, sizes[2] - 1}) {
-    std::vector<std::vector<float>> gradients, residuals, moments;
+    Tensors gradients, residuals, moments;
     for (uint32_t i = 0; i < sizes.size(); ++i) {
       gradients.push_back(Normal(sizes[i], 0.3f, i));
       residuals.push_back(Normal(sizes[i], 1, 10 + i));
       moments.emplace_back(sizes[i], 0.01f);
     }
-    const std::vector<std::vector<float>> before = residuals;
-    const std::vector<std::vector<float>> moments_before = moments;
+    const Tensors before = residuals;
+    const Tensors moments_before = moments;
     gradients[2][place] = std::nanf("");
     const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, kAdam};
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes, settings, &moments);
@@ -245,10 +224,10 @@ void ANonFiniteGradientLeavesSecondMomentsAsTheyWere() {
 // The quotients are finite; only the sum with the residual overflows.
 void AnOverflowingQuotientLeavesEverythingAsItWas() {
   const AdamSettings adam{1.0f, 1e-38f, 1.0f};
-  std::vector<std::vector<float>> residuals = {Normal(3000, 1, 1), {1, 3e38f, 2}};
-  std::vector<std::vector<float>> moments = {std::vector<float>(3000, 0.01f), {0, 0, 0}};
+  Tensors residuals = {Normal(3000, 1, 1), {1, 3e38f, 2}};
+  Tensors moments = {std::vector<float>(3000, 0.01f), {0, 0, 0}};
   const auto before = residuals, moments_before = moments;
-  const std::vector<std::vector<float>> gradients = {Normal(3000, 0.3f, 2), {0, 2, 0}};
+  const Tensors gradients = {Normal(3000, 0.3f, 2), {0, 2, 0}};
   const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, adam};
   const auto payload = Encode<float>(&residuals, gradients, {50, 2}, settings, &moments);
   CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
@@ -294,9 +273,9 @@ void RollbackDoesNotReadReplacedGradients() {
 }
 
 void WhatWasPackedCanBePutBack() {
-  std::vector<std::vector<float>> residuals = {Normal(5000, 1, 1), Normal(70, 1, 2)};
-  std::vector<std::vector<float>> sums = residuals;
-  const std::vector<std::vector<float>> gradients = {Normal(5000, 0.3f, 3), Normal(70, 1, 4)};
+  Tensors residuals = {Normal(5000, 1, 1), Normal(70, 1, 2)};
+  Tensors sums = residuals;
+  const Tensors gradients = {Normal(5000, 0.3f, 3), Normal(70, 1, 4)};
   const auto payload = Encode<float>(&residuals, gradients, {50, 0});
   AdaCompDecoder decoder({{5000, 50}, {70, 0}}, kFingerprint, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
@@ -344,22 +323,22 @@ void CodesAreAddedInEightsAsOneByOne() {
 // Sums that are written past the caches, from places that are no multiples of a vector.
 void LargeSumsAreThoseOfEachBlock() {
   const int64_t size = kBeyondCaches + 77;
-  std::vector<std::vector<float>> residuals = {std::vector<float>(size), Normal(1001, 1, 2)};
-  std::vector<std::vector<float>> gradients = residuals;
+  Tensors residuals = {std::vector<float>(size), Normal(1001, 1, 2)};
+  Tensors gradients = residuals;
   for (int64_t i = 0; i < size; i += 3) gradients[0][i] = static_cast<float>(i % 1000 - 500);
   const auto payload = Encode<float>(&residuals, gradients, {7, 0});
   AdaCompDecoder decoder({{size, 7}, {1001, 0}}, kFingerprint, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
-  std::vector<std::vector<float>> sums = {std::vector<float>(size, 1), std::vector<float>(1001, 1)};
+  Tensors sums = {std::vector<float>(size, 1), std::vector<float>(1001, 1)};
   CHECK(decoder.Reduce(Pointers(&sums)));
-  std::vector<std::vector<float>> added = {std::vector<float>(size), std::vector<float>(1001)};
+  Tensors added = {std::vector<float>(size), std::vector<float>(1001)};
   decoder.AddTo(Pointers(&added));
   CHECK(SameBits(sums[0], added[0]) && SameBits(sums[1], added[1]));
 }
 
 void EveryBitFlipIsAnError() {
-  std::vector<std::vector<float>> residuals = {Normal(300, 1, 1), Normal(5, 1, 2)};
-  auto payload = Encode<float>(&residuals, std::vector<std::vector<float>>(residuals), {50, 0});
+  Tensors residuals = {Normal(300, 1, 1), Normal(5, 1, 2)};
+  auto payload = Encode<float>(&residuals, Tensors(residuals), {50, 0});
   AdaCompDecoder decoder({{300, 50}, {5, 0}}, kFingerprint, Threads(1));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
   for (size_t word = 0; word < payload.size(); ++word) {

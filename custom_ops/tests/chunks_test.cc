@@ -8,26 +8,6 @@
 namespace gradcomp {
 namespace {
 
-struct Chunked {
-  std::vector<std::vector<float>> residuals;
-  std::vector<std::vector<float>> gradients;
-
-  explicit Chunked(const std::vector<int64_t>& sizes) {
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      residuals.push_back(Normal(sizes[i], 1, i));
-      gradients.push_back(Normal(sizes[i], 0.3f, 100 + i));
-    }
-  }
-
-  std::vector<Source> Tensors() {
-    std::vector<Source> tensors;
-    for (size_t i = 0; i < residuals.size(); ++i) {
-      tensors.push_back({residuals[i].data(), gradients[i].data(), GradientType::kFloat});
-    }
-    return tensors;
-  }
-};
-
 // Empty tensors, and chunks of one, of few and of very many elements.
 void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
   const std::vector<int64_t> sizes = {300001, 7, 0, 60, 0, 70003, 1, 100000, 9};
@@ -36,25 +16,25 @@ void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
   CHECK(layout.num_chunks() == 751 + 1 + 3 + 2 + 1 + 100000 + 1);
   std::vector<float> first_values;
   for (int64_t threads : {1, 3}) {
-    Chunked chunked(sizes);
+    Replica replica(sizes);
     std::vector<int32_t> offsets(layout.num_words());
-    CHECK(SelectLargest(layout, chunked.Tensors(), Threads(threads), offsets.data()));
+    CHECK(SelectLargest(layout, replica.Sources(), Threads(threads), offsets.data()));
     CHECK(CheckOffsets(layout, offsets.data()).ok());
     std::vector<float> values(layout.num_chunks());
-    TakeChosen(layout, chunked.Tensors(), offsets.data(), Threads(threads), values.data());
+    TakeChosen(layout, replica.Sources(), offsets.data(), Threads(threads), values.data());
     if (threads == 1) first_values = values;
     CHECK(SameBits(values, first_values));
-    const Chunked before = chunked;
-    std::vector<std::vector<float>> outputs;
+    const Replica before = replica;
+    Tensors outputs;
     for (int64_t size : sizes) outputs.emplace_back(size, 7.0f);
-    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), nullptr, 1,
+    ApplyTotals(layout, replica.Sources(), offsets.data(), values.data(), nullptr, 1,
                 Threads(threads), Pointers(&outputs));
     int64_t sent = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
       for (int64_t j = 0; j < sizes[i]; ++j) {
         const float sum = before.residuals[i][j] + before.gradients[i][j];
-        CHECK(outputs[i][j] + chunked.residuals[i][j] == sum);
-        CHECK(outputs[i][j] == 0 || chunked.residuals[i][j] == 0);
+        CHECK(outputs[i][j] + replica.residuals[i][j] == sum);
+        CHECK(outputs[i][j] == 0 || replica.residuals[i][j] == 0);
         sent += outputs[i][j] != 0;
       }
     }
@@ -69,19 +49,19 @@ void RandomOffsetsAreRefusedOrInBounds() {
   std::mt19937 engine(3);
   int64_t good = 0;
   for (int64_t round = 0; round < 20000; ++round) {
-    Chunked chunked(sizes);
+    Replica replica(sizes);
     std::vector<int32_t> offsets(layout.num_words());
-    SelectLargest(layout, chunked.Tensors(), Threads(1), offsets.data());
+    SelectLargest(layout, replica.Sources(), Threads(1), offsets.data());
     for (int64_t n = engine() % 3; n >= 0; --n) {
       offsets[engine() % offsets.size()] ^= 1u << engine() % 32;
     }
     if (!CheckOffsets(layout, offsets.data()).ok()) continue;
     ++good;
     std::vector<float> values(layout.num_chunks());
-    TakeChosen(layout, chunked.Tensors(), offsets.data(), Threads(1), values.data());
-    std::vector<std::vector<float>> outputs;
+    TakeChosen(layout, replica.Sources(), offsets.data(), Threads(1), values.data());
+    Tensors outputs;
     for (int64_t size : sizes) outputs.emplace_back(size);
-    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), values.data(), 0.5f,
+    ApplyTotals(layout, replica.Sources(), offsets.data(), values.data(), values.data(), 0.5f,
                 Threads(1), Pointers(&outputs));
   }
   CHECK(good > 1000 && good < 19000);

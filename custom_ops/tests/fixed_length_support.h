@@ -8,9 +8,8 @@
 namespace gradcomp {
 
 // Returns a payload from flat float32 tensors; updates the residuals.
-inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
-                                        std::vector<std::vector<float>>* residuals,
-                                        const std::vector<std::vector<float>>& gradients,
+inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs, Tensors* residuals,
+                                        const Tensors& gradients,
                                         const ParallelFor& parallel_for) {
   std::vector<Source> sources;
   for (size_t i = 0; i < codecs.size(); ++i) {
@@ -23,16 +22,15 @@ inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
 }
 
 // Returns a tensor of each codec's size.
-inline std::vector<std::vector<float>> NormalTensors(const Codecs& codecs, float deviation,
-                                                     uint32_t seed) {
-  std::vector<std::vector<float>> tensors;
+inline Tensors NormalTensors(const Codecs& codecs, float deviation, uint32_t seed) {
+  Tensors tensors;
   for (const auto& codec : codecs) tensors.push_back(Normal(codec->size(), deviation, seed++));
   return tensors;
 }
 
 // Returns a valid payload of random tensors.
 inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
-  std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 7);
+  Tensors residuals = NormalTensors(codecs, 1, 7);
   const auto payload =
       EncodeFixed(method, codecs, &residuals, NormalTensors(codecs, 0.3f, 8), Threads(1));
   FixedLengthDecoder decoder(codecs, method, kFingerprint, kPlan, Threads(1));
@@ -47,7 +45,7 @@ inline void DecodeFixed(Method method, const Codecs& codecs, const std::vector<i
     FixedLengthDecoder decoder(codecs, method, kFingerprint, kPlan, Threads(1));
     const int64_t row_words = words.size() / replicas;
     if (!decoder.Read(words.data(), replicas, row_words, kStep).ok()) continue;
-    std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 1);
+    Tensors outputs = NormalTensors(codecs, 1, 1);
     decoder.Reduce(Pointers(&outputs));
     decoder.AddTo(Pointers(&outputs));
   }

@@ -25,7 +25,7 @@ Codecs CodecsOf(const std::vector<QsgdTensor>& tensors) {
     if (tensor.bits == 0) {
       codecs.push_back(std::make_unique<WholeCodec>(tensor.size));
     } else {
-      const QsgdSettings settings = {tensor.bits, tensor.bucket_size, true, 1};
+      const QsgdSettings settings = {tensor.bits, tensor.bucket_size};
       codecs.push_back(std::make_unique<QsgdCodec>(tensor.size, settings));
     }
   }

@@ -36,7 +36,7 @@ void Decode(const std::vector<TopKTensor>& tensors, const std::vector<int32_t>& 
   FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
   const int64_t row_words = words.size() / num_replicas;
   if (!decoder.Read(words.data(), num_replicas, row_words, kStep).ok()) return;
-  std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 1);
+  Tensors outputs = NormalTensors(codecs, 1, 1);
   decoder.Reduce(Pointers(&outputs));
   decoder.AddTo(Pointers(&outputs));
   for (size_t i = 0; i < tensors.size() && decoder.finite(); ++i) {

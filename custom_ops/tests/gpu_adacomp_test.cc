@@ -16,8 +16,6 @@
 namespace gradcomp {
 namespace {
 
-using Tensors = std::vector<std::vector<float>>;
-
 const EmulatedKernels kKernels = {GRADCOMP_ADACOMP_KERNELS(EMULATED)};
 constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
 
@@ -71,21 +69,6 @@ void CheckEqual(const Tensors& start, const std::vector<std::vector<Gradient>>& 
   }
 }
 
-std::vector<Half> Halves(int64_t size, uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::vector<Half> values(size);
-  for (Half& value : values) value.bits = engine() % 0x7c00 | (engine() & 0x8000);
-  return values;
-}
-
-std::vector<BFloat16> BrainFloats(int64_t size, uint32_t seed) {
-  std::vector<BFloat16> values;
-  for (float value : Normal(size, 0.3f, seed)) {
-    values.push_back({static_cast<uint16_t>(ToBits(value) >> 16)});
-  }
-  return values;
-}
-
 void EncodesAsTheCpuDoes() {
   for (int64_t bin_size : {0, 1, 3, 15, 16, 50, 63, 64, 500, 2044, 2045, 4097, 16383}) {
     for (int64_t size : {1, 17, 4099}) {
@@ -97,7 +80,7 @@ void EncodesAsTheCpuDoes() {
                       GradientType::kFloat, true, 1.7f);
     CheckEqual<Half>({Normal(size, 1, 1)}, {Halves(size, 3)}, {bin_size}, GradientType::kHalf,
                      true);
-    CheckEqual<BFloat16>({Normal(size, 1, 1)}, {BrainFloats(size, 4)}, {bin_size},
+    CheckEqual<BFloat16>({Normal(size, 1, 1)}, {BrainFloats(size, 0.3f, 4)}, {bin_size},
                          GradientType::kBFloat16, false);
     for (float scale_factor : {1.0f, 3e38f}) {
       CheckEqual<float>({Normal(size, 1, 1)}, {Normal(size, 0.3f, 2)}, {bin_size},
@@ -328,7 +311,7 @@ void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
     Tensors on_cpu, on_gpu, cpu_moments, gpu_moments;
     std::vector<std::vector<BFloat16>> gradients;
     for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
-      gradients.push_back(BrainFloats(13000, i));
+      gradients.push_back(BrainFloats(13000, 0.3f, i));
       on_cpu.push_back(Normal(13000, 1, 10 + i));
       cpu_moments.emplace_back(13000, 0.01f);
     }

@@ -13,44 +13,19 @@
 namespace gradcomp {
 namespace {
 
-using Tensors = std::vector<std::vector<float>>;
-
 const EmulatedKernels kKernels = {GRADCOMP_CHUNKS_KERNELS(EMULATED)};
 
 // Empty tensors, and chunks of one, of few and of very many elements.
 const std::vector<int64_t> kSizes = {30001, 7, 0, 60, 0, 70003, 1, 3000, 9, 5000, 4999, 512, 0};
 const std::vector<int64_t> kChunkSizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25, 16, 4096, 4096, 9};
 
-struct Chunked {
-  Tensors residuals;
-  Tensors gradients;
-  std::vector<std::vector<uint16_t>> halves;  // the gradients' upper bits
+struct Chunked : Replica {
   Tensors outputs;
 
-  explicit Chunked(const std::vector<int64_t>& sizes) {
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      residuals.push_back(Normal(sizes[i], 1, i));
-      gradients.push_back(Normal(sizes[i], 0.3f, 100 + i));
-      halves.emplace_back();
-      for (float value : gradients[i]) halves[i].push_back(ToBits(value) >> 16);
-      outputs.emplace_back(sizes[i], 7.0f);
-    }
-  }
-
-  std::vector<Source> Of(GradientType type) {
-    std::vector<Source> sources;
-    for (size_t i = 0; i < residuals.size(); ++i) {
-      const void* gradient = halves[i].data();
-      if (type == GradientType::kFloat) gradient = gradients[i].data();
-      sources.push_back({residuals[i].data(), gradient, type});
-    }
-    return sources;
+  explicit Chunked(const std::vector<int64_t>& sizes) : Replica(sizes) {
+    for (int64_t size : sizes) outputs.emplace_back(size, 7.0f);
   }
 };
-
-void CheckSame(const Tensors& a, const Tensors& b) {
-  for (size_t i = 0; i < a.size(); ++i) CHECK(SameBits(a[i], b[i]));
-}
 
 std::vector<int32_t> SelectOnGpu(const ChunkLayout& layout, const std::vector<Source>& sources,
                                  unsigned seed, bool finite = true) {
@@ -65,16 +40,16 @@ void CheckStep(GradientType type, float filter, bool with_rests) {
   const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked expected(kSizes);
   std::vector<int32_t> offsets(layout.num_words());
-  CHECK(SelectLargest(layout, expected.Of(type), Threads(1), offsets.data()));
+  CHECK(SelectLargest(layout, expected.Sources(type), Threads(1), offsets.data()));
   std::vector<float> values(layout.num_chunks());
-  TakeChosen(layout, expected.Of(type), offsets.data(), Threads(1), values.data());
+  TakeChosen(layout, expected.Sources(type), offsets.data(), Threads(1), values.data());
   const std::vector<float> rests = Normal(layout.num_chunks(), 0.1f, 5);
   const float* given = with_rests ? rests.data() : nullptr;
-  ApplyTotals(layout, expected.Of(type), offsets.data(), values.data(), given, filter, Threads(1),
+  ApplyTotals(layout, expected.Sources(type), offsets.data(), values.data(), given, filter, Threads(1),
               Pointers(&expected.outputs));
   for (unsigned seed : {1, 20}) {
     Chunked chunked(kSizes);
-    const auto sources = chunked.Of(type);
+    const auto sources = chunked.Sources(type);
     CHECK(SelectOnGpu(layout, sources, seed) == offsets);
     EmulatedQueue queue(kKernels, seed);
     const float* taken = TakeChosenOnGpu(layout, sources, offsets.data(), &queue);
@@ -103,7 +78,7 @@ void OfEqualMagnitudesTheFirstIsChosen() {
         value = (engine() % 2 ? 1.0f : -1.0f) * (engine() % kinds);
       }
     }
-    const auto sources = chunked.Of(GradientType::kFloat);
+    const auto sources = chunked.Sources();
     std::vector<int32_t> offsets(layout.num_words());
     SelectLargest(layout, sources, Threads(1), offsets.data());
     CHECK(SelectOnGpu(layout, sources, kinds) == offsets);
@@ -113,9 +88,9 @@ void OfEqualMagnitudesTheFirstIsChosen() {
 void DrawnPlacesAreTakenAsOnTheCpu() {
   const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked chunked(kSizes);
-  const auto sources = chunked.Of(GradientType::kFloat);
+  const auto sources = chunked.Sources();
   std::vector<int32_t> offsets(layout.num_words());
-  DrawOffsets(layout, 3, 4, offsets.data());
+  DrawOffsets(layout, 4, offsets.data());
   std::vector<float> values(layout.num_chunks());
   TakeChosen(layout, sources, offsets.data(), Threads(1), values.data());
   EmulatedQueue queue(kKernels, 1);
@@ -129,9 +104,9 @@ void WhatIsNotFiniteIsFoundInEveryKindOfChunk() {
     for (float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
       Chunked chunked(kSizes);
       chunked.gradients[i].back() = bad;
-      SelectOnGpu(layout, chunked.Of(GradientType::kFloat), 1, /*finite=*/false);
+      SelectOnGpu(layout, chunked.Sources(), 1, /*finite=*/false);
       EmulatedQueue queue(kKernels, 1);
-      CHECK(*SelectLargestOnGpu(layout, chunked.Of(GradientType::kFloat), false, &queue)
+      CHECK(*SelectLargestOnGpu(layout, chunked.Sources(), false, &queue)
                  .not_finite == 1);
     }
   }
@@ -140,17 +115,17 @@ void WhatIsNotFiniteIsFoundInEveryKindOfChunk() {
 void SkippedGradientsAreKeptAsOnTheCpu() {
   const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked expected(kSizes);
-  KeepGradients(layout, expected.Of(GradientType::kFloat), 0.3f, Threads(1));
+  KeepGradients(layout, expected.Sources(), 0.3f, Threads(1));
   Chunked chunked(kSizes);
   EmulatedQueue queue(kKernels, 1);
-  KeepGradientsOnGpu(layout, chunked.Of(GradientType::kFloat), 0.3f, &queue);
+  KeepGradientsOnGpu(layout, chunked.Sources(), 0.3f, &queue);
   CheckSame(chunked.residuals, expected.residuals);
 }
 
 void OfNoElementsThereIsNothingToDo() {
   const ChunkLayout layout({0, 0}, {25, 1});
   Chunked chunked({0, 0});
-  const auto sources = chunked.Of(GradientType::kFloat);
+  const auto sources = chunked.Sources();
   EmulatedQueue queue(kKernels, 1);
   CHECK(SelectLargestOnGpu(layout, sources, true, &queue).not_finite == nullptr);
   TakeChosenOnGpu(layout, sources, nullptr, &queue);

@@ -14,8 +14,6 @@
 
 namespace gradcomp {
 
-using Tensors = std::vector<std::vector<float>>;
-
 struct FixedMethod {
   Method method;
   EmulatedKernels kernels;
@@ -23,58 +21,25 @@ struct FixedMethod {
   DecodeOnGpu* decode;
 };
 
-struct Inputs {
-  Tensors residuals;
-  std::vector<std::vector<uint32_t>> gradients;  // raw bytes of any type
-
-  std::vector<Source> Sources(GradientType type) {
-    std::vector<Source> sources;
-    for (size_t i = 0; i < residuals.size(); ++i) {
-      sources.push_back({residuals[i].data(), gradients[i].data(), type});
-    }
-    return sources;
-  }
-};
-
-inline Inputs InputsOf(const Tensors& residuals, const Tensors& gradients, GradientType type) {
-  Inputs inputs{residuals, {}};
-  for (const auto& gradient : gradients) {
-    inputs.gradients.emplace_back(gradient.size());
-    auto* halves = reinterpret_cast<uint16_t*>(inputs.gradients.back().data());
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const uint32_t bits = ToBits(gradient[i]);
-      if (type == GradientType::kFloat) {
-        inputs.gradients.back()[i] = bits;
-      } else {
-        std::memcpy(reinterpret_cast<char*>(halves) + 2 * i,
-                    reinterpret_cast<const char*>(&bits) + 2, 2);
-      }
-    }
-  }
-  return inputs;
-}
-
 // Checks that payloads and residuals equal the CPU's, in orders of threads and blocks that depend
 // on the seed.
 inline void CheckEncodes(const FixedMethod& method, const Codecs& codecs, const Tensors& residuals,
                          const Tensors& gradients, GradientType type = GradientType::kFloat,
                          const std::vector<unsigned>& seeds = {1, 50}) {
   const Sender sender = {method.method, kFingerprint, kPlan, kStep, /*replica=*/3};
-  Inputs expected = InputsOf(residuals, gradients, type);
+  Replica expected(residuals, gradients);
   std::vector<int32_t> payload(PayloadWords(codecs));
   EncodeFixedLength(codecs, expected.Sources(type), sender, Threads(1), payload.data());
   std::vector<PayloadView> views;
   CHECK(ReadRows(payload.data(), 1, payload.size(), &views).ok());
   const PayloadView& view = views[0];
   for (unsigned seed : seeds) {
-    Inputs inputs = InputsOf(residuals, gradients, type);
+    Replica replica(residuals, gradients);
     EmulatedQueue queue(method.kernels, seed);
-    const EncodedFixedOnGpu encoded = method.encode(codecs, inputs.Sources(type), sender, &queue);
+    const EncodedFixedOnGpu encoded = method.encode(codecs, replica.Sources(type), sender, &queue);
     CHECK(*encoded.not_finite == view.header.non_finite());
     CHECK(std::equal(encoded.body, encoded.body + view.body_words(), view.body()));
-    for (size_t i = 0; i < codecs.size(); ++i) {
-      CHECK(SameBits(inputs.residuals[i], expected.residuals[i]));
-    }
+    CheckSame(replica.residuals, expected.residuals);
   }
 }
 
@@ -161,11 +126,10 @@ inline void CheckMayOverflow(const FixedMethod& method, const Codecs& codecs, in
 }
 
 inline void CheckOfNoElementsThereIsNothingToDo(const FixedMethod& method, const Codecs& codecs) {
-  Inputs inputs = InputsOf({{}}, {{}}, GradientType::kFloat);
+  Replica replica({{}}, {{}});
   EmulatedQueue queue(method.kernels, 1);
   const Sender sender = {method.method, kFingerprint, kPlan, kStep, 0};
-  const auto encoded =
-      method.encode(codecs, inputs.Sources(GradientType::kFloat), sender, &queue);
+  const auto encoded = method.encode(codecs, replica.Sources(), sender, &queue);
   CHECK(encoded.body == nullptr && encoded.not_finite == nullptr);
 }
 

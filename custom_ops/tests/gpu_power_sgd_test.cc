@@ -27,38 +27,29 @@ const std::vector<Shape> kShapes = {{0, 5, 0},     {300, 520, 5}, {1, 1, 1},   {
                                     {5, 0, 0},     {33, 40, 3},   {9000, 3, 2}, {2, 1100, 2},
                                     {1, 9000, 0},  {64, 512, 4},  {5000, 7, 7}, {1, 1, 0}};
 
-struct Replica {
-  std::vector<std::vector<float>> residuals;
-  std::vector<std::vector<float>> gradients;
-  std::vector<std::vector<uint16_t>> halves;  // the gradients' upper bits
-  std::vector<std::vector<float>> reduced;
+std::vector<int64_t> SizesOf(const std::vector<Shape>& shapes) {
+  std::vector<int64_t> sizes;
+  for (const Shape& shape : shapes) sizes.push_back(shape.rows * shape.columns);
+  return sizes;
+}
+
+struct LowRank : Replica {
+  Tensors reduced;
   std::vector<PowerSgdTensor> tensors;
 
-  Replica(const std::vector<Shape>& shapes, GradientType type) {
+  LowRank(const std::vector<Shape>& shapes, GradientType type) : Replica(SizesOf(shapes)) {
+    for (int64_t size : SizesOf(shapes)) reduced.emplace_back(size, 7.0f);
+    const std::vector<Source> sources = Sources(type);
     for (size_t i = 0; i < shapes.size(); ++i) {
-      const int64_t size = shapes[i].rows * shapes[i].columns;
-      residuals.push_back(Normal(size, 1, i));
-      gradients.push_back(Normal(size, 0.3f, 100 + i));
-      halves.emplace_back();
-      for (float value : gradients[i]) halves[i].push_back(ToBits(value) >> 16);
-      reduced.emplace_back(size, 7.0f);
-    }
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const void* gradient = halves[i].data();
-      if (type == GradientType::kFloat) gradient = gradients[i].data();
-      tensors.push_back({residuals[i].data(), gradient, type, shapes[i].rows, shapes[i].columns,
-                         shapes[i].rank, shapes[i].rank});
+      tensors.push_back({sources[i].residual, sources[i].gradient, type, shapes[i].rows,
+                         shapes[i].columns, shapes[i].rank, shapes[i].rank});
     }
   }
 };
 
-void CheckSame(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-  for (size_t i = 0; i < a.size(); ++i) CHECK(SameBits(a[i], b[i]));
-}
-
 // Takes a step on the CPU, and then in the emulator with several orders of threads.
 void CheckStep(GradientType type, const std::vector<unsigned>& seeds) {
-  Replica expected(kShapes, type);
+  LowRank expected(kShapes, type);
   const PowerSgd method(expected.tensors, Threads(1));
   const std::vector<float> start = Normal(method.right_size(), 1, 3);
   const std::vector<float> total = Normal(method.right_size(), 1, 4);
@@ -71,7 +62,7 @@ void CheckStep(GradientType type, const std::vector<unsigned>& seeds) {
   method.Reduce({left.data(), right.data()}, {left.data(), total.data()},
                 Pointers(&expected.reduced));
   for (unsigned seed : seeds) {
-    Replica replica(kShapes, type);
+    LowRank replica(kShapes, type);
     EmulatedQueue queue(kKernels, seed);
     const LeftOnGpu found = ComputeLeftOnGpu(replica.tensors, start, &queue);
     CHECK(*found.not_finite == 0);
@@ -94,7 +85,7 @@ void StepsAreThoseOfTheCpu() {
 void WhatIsNotFiniteIsFoundInEveryTensor() {
   for (size_t i : {1, 2, 6, 7, 8, 11}) {
     for (float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
-      Replica replica(kShapes, GradientType::kFloat);
+      LowRank replica(kShapes, GradientType::kFloat);
       replica.gradients[i].back() = bad;
       const PowerSgd method(replica.tensors, Threads(1));
       EmulatedQueue queue(kKernels, 1);
@@ -105,8 +96,8 @@ void WhatIsNotFiniteIsFoundInEveryTensor() {
 }
 
 void WhatIsTooLargeIsNotKept() {
-  Replica expected(kShapes, GradientType::kBFloat16);
-  Replica replica(kShapes, GradientType::kBFloat16);
+  LowRank expected(kShapes, GradientType::kBFloat16);
+  LowRank replica(kShapes, GradientType::kBFloat16);
   std::vector<char> too_large(kShapes.size(), false);
   too_large[1] = too_large[8] = true;
   PowerSgd(expected.tensors, Threads(1)).Keep(too_large);
@@ -116,7 +107,7 @@ void WhatIsTooLargeIsNotKept() {
 }
 
 void OfNoElementsThereIsNothingToDo() {
-  Replica replica({{0, 5, 0}, {5, 0, 0}}, GradientType::kFloat);
+  LowRank replica({{0, 5, 0}, {5, 0, 0}}, GradientType::kFloat);
   const float flag = 0;
   EmulatedQueue queue(kKernels, 1);
   CHECK(ComputeLeftOnGpu(replica.tensors, {}, &queue).not_finite == nullptr);

@@ -13,15 +13,13 @@
 namespace gradcomp {
 namespace {
 
-using Tensors = std::vector<std::vector<float>>;
-
 const EmulatedKernels kKernels = {GRADCOMP_PRECONDITION_KERNELS(EMULATED)};
 constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f}, kOther{0.99f, 1e-3f, 2.0f};
 constexpr float kInfinite = std::numeric_limits<float>::infinity();
 const std::vector<int64_t> kSizes = {1, 0, 9001, 4096, 7};
 
 struct Given {
-  std::vector<std::vector<float>> values;    // the gradients
+  Tensors values;                             // the gradients
   std::vector<std::vector<uint16_t>> halves;  // the gradients' upper bits, for types of two bytes
   Tensors squares;                           // for some gradients
   GradientType type;
@@ -31,8 +29,7 @@ Given Draw(GradientType type, bool with_squares) {
   Given given = {{}, {}, {}, type};
   for (size_t i = 0; i < kSizes.size(); ++i) {
     given.values.push_back(Normal(kSizes[i], 0.3f, i));
-    given.halves.emplace_back();
-    for (float value : given.values[i]) given.halves[i].push_back(ToBits(value) >> 16);
+    given.halves.push_back(UpperHalves(given.values[i]));
     const bool has_some = with_squares && i % 2 == 0;
     given.squares.emplace_back(has_some ? kSizes[i] : 0, 0.25f);
   }
@@ -71,10 +68,8 @@ void CheckEqual(const Given& given) {
     Result result;
     EmulatedQueue queue(kKernels, seed);
     PreconditionOnGpu(result.Of(given), &queue);
-    for (size_t i = 0; i < kSizes.size(); ++i) {
-      CHECK(SameBits(result.moments[i], expected.moments[i]));
-      CHECK(SameBits(result.outputs[i], expected.outputs[i]));
-    }
+    CheckSame(result.moments, expected.moments);
+    CheckSame(result.outputs, expected.outputs);
   }
 }
 

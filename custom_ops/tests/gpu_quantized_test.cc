@@ -23,12 +23,11 @@ const FixedMethod kSignSgd = {Method::kSignSgd,
 constexpr int64_t kLargest = 70001;  // larger than a bucket, a slice and a block of SignSGD
 
 // All numbers of bits, whole tensors and empty tensors; the first tensor is quantized.
-Codecs QsgdCodecs(int64_t bucket_size, bool stochastic) {
+Codecs QsgdCodecs(int64_t bucket_size) {
   Codecs codecs;
   int bits = kMinQsgdBits;
   for (int64_t size : {9001, 1, 0, 4096, 8193, 33, int{kLargest}, 0, 1024}) {
-    codecs.push_back(
-        std::make_unique<QsgdCodec>(size, QsgdSettings{bits, bucket_size, stochastic, -5}));
+    codecs.push_back(std::make_unique<QsgdCodec>(size, QsgdSettings{bits, bucket_size}));
     bits = bits == kMaxQsgdBits ? kMinQsgdBits : bits + 1;
     if (size == 33) codecs.push_back(std::make_unique<WholeCodec>(5000));
   }
@@ -47,10 +46,10 @@ Codecs SignSgdCodecs() {
 // Buckets that warps and blocks measure, in whole and partial slices.
 void QsgdEncodesAsTheCpuDoes() {
   for (int64_t bucket_size : {32, 96, 1024, 4096, 4128, 65536}) {
-    const Codecs codecs = QsgdCodecs(bucket_size, /*stochastic=*/bucket_size != 96);
+    const Codecs codecs = QsgdCodecs(bucket_size);
     CheckEncodes(kQsgd, codecs, NormalTensors(codecs, 1, 1), NormalTensors(codecs, 0.3f, 50));
   }
-  CheckEncodesAllTypes(kQsgd, QsgdCodecs(256, /*stochastic=*/false));
+  CheckEncodesAllTypes(kQsgd, QsgdCodecs(256));
 }
 
 void QsgdsExtremesAreAsOnTheCpu() {
@@ -60,17 +59,14 @@ void QsgdsExtremesAreAsOnTheCpu() {
       {kMost, -kMost, 0, 1e38f}, {kMost, kMost}, {kMost, std::nextafter(kMost, 0.0f)},
       {kLeast, -kLeast},         {kLeast, 0},    {-0.0f, -0.0f},
       {0.0f, -0.0f},             {-3, -3, -3},   {1, 1 + 0x1p-23f}};
-  for (bool stochastic : {false, true}) {
-    for (int bits : {2, 3, 8}) {
-      Codecs codecs;
-      Tensors residuals;
-      for (const auto& values : extremes) {
-        codecs.push_back(std::make_unique<QsgdCodec>(values.size(),
-                                                     QsgdSettings{bits, 32, stochastic, 1}));
-        residuals.emplace_back(values.size(), -0.0f);
-      }
-      CheckEncodes(kQsgd, codecs, residuals, extremes);
+  for (int bits : {2, 3, 8}) {
+    Codecs codecs;
+    Tensors residuals;
+    for (const auto& values : extremes) {
+      codecs.push_back(std::make_unique<QsgdCodec>(values.size(), QsgdSettings{bits, 32}));
+      residuals.emplace_back(values.size(), -0.0f);
     }
+    CheckEncodes(kQsgd, codecs, residuals, extremes);
   }
 }
 
@@ -122,24 +118,24 @@ void SumsOfManyBlocksAreAddedInTheirOrder() {
 }
 
 void ANonFiniteSumLeavesEverythingAsItIs() {
-  CheckANonFiniteSumLeavesEverything(kQsgd, QsgdCodecs(1024, true), {0, 1, 6, 7});
-  CheckANonFiniteSumLeavesEverything(kQsgd, QsgdCodecs(65536, false), {7});
+  CheckANonFiniteSumLeavesEverything(kQsgd, QsgdCodecs(1024), {0, 1, 6, 7});
+  CheckANonFiniteSumLeavesEverything(kQsgd, QsgdCodecs(65536), {7});
   CheckANonFiniteSumLeavesEverything(kSignSgd, SignSgdCodecs(), {0, 1, 5});
 }
 
 void DecodesAsTheCpuDoes() {
-  for (int64_t bucket_size : {32, 96, 65536}) CheckDecodes(kQsgd, QsgdCodecs(bucket_size, true));
+  for (int64_t bucket_size : {32, 96, 65536}) CheckDecodes(kQsgd, QsgdCodecs(bucket_size));
   CheckDecodes(kSignSgd, SignSgdCodecs());
 }
 
 void ANonFinitePayloadPutsNothingBack() {
-  CheckANonFinitePayloadPutsNothingBack(kQsgd, QsgdCodecs(1024, true));
+  CheckANonFinitePayloadPutsNothingBack(kQsgd, QsgdCodecs(1024));
   CheckANonFinitePayloadPutsNothingBack(kSignSgd, SignSgdCodecs());
 }
 
 void SumsThatMayOverflowAreNotCalledFinite() {
-  CheckMayOverflow(kQsgd, QsgdCodecs(1024, true), 3, 3e38f);
-  CheckMayOverflow(kQsgd, QsgdCodecs(1024, true), 3, -3e38f);
+  CheckMayOverflow(kQsgd, QsgdCodecs(1024), 3, 3e38f);
+  CheckMayOverflow(kQsgd, QsgdCodecs(1024), 3, -3e38f);
   Codecs codecs;
   codecs.push_back(std::make_unique<SignSgdCodec>(6));
   CheckMayOverflow(kSignSgd, codecs, 4, 3e38f);
@@ -149,7 +145,7 @@ void OfNoElementsThereIsNothingToDo() {
   for (const FixedMethod& method : {kQsgd, kSignSgd}) {
     Codecs codecs;
     if (method.method == Method::kQsgd) {
-      codecs.push_back(std::make_unique<QsgdCodec>(0, QsgdSettings{4, 1024, true, 0}));
+      codecs.push_back(std::make_unique<QsgdCodec>(0, QsgdSettings{4, 1024}));
     } else {
       codecs.push_back(std::make_unique<SignSgdCodec>(0));
     }

@@ -37,8 +37,8 @@ void AnotherPlanIsRefusedBeforeItsLength() {
 }
 
 void AdaCompRefusesOtherBinSizes() {
-  std::vector<std::vector<float>> residuals = {Normal(300, 1, 1)};
-  const auto payload = Encode<float>(&residuals, std::vector<std::vector<float>>(residuals), {50});
+  Tensors residuals = {Normal(300, 1, 1)};
+  const auto payload = Encode<float>(&residuals, Tensors(residuals), {50});
   AdaCompDecoder decoder({{300, 51}}, kFingerprint, Threads(1));
   const Status status = decoder.Read(payload.data(), 1, payload.size(), kStep);
   CHECK(Contains(status, "payload of replica 0: plan "));

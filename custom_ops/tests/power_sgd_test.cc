@@ -33,18 +33,11 @@ std::vector<float> Values(int64_t size, uint32_t seed) {
 }
 template <>
 std::vector<Half> Values(int64_t size, uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::vector<Half> values(size);
-  for (Half& value : values) value.bits = engine() % 0x4400 | (engine() & 0x8000);  // to 4
-  return values;
+  return Halves(size, seed, 0x4400);  // to 4
 }
 template <>
 std::vector<BFloat16> Values(int64_t size, uint32_t seed) {
-  std::vector<BFloat16> values;
-  for (float value : Normal(size, 1, seed)) {
-    values.push_back({static_cast<uint16_t>(ToBits(value) >> 16)});
-  }
-  return values;
+  return BrainFloats(size, 1, seed);
 }
 
 // A step of a replica, in vectors whose memory ends with their values.
@@ -86,11 +79,11 @@ struct Step {
     method->StoreFactors(right.data(), Pointers(&factors));
   }
 
-  std::vector<std::vector<float>> residuals;
+  Tensors residuals;
   std::vector<std::vector<Gradient>> gradients;
-  std::vector<std::vector<float>> factors;
-  std::vector<std::vector<float>> sums;
-  std::vector<std::vector<float>> reduced;
+  Tensors factors;
+  Tensors sums;
+  Tensors reduced;
   std::vector<float> left;
   std::vector<float> right;
   std::unique_ptr<PowerSgd> method;
@@ -323,7 +316,7 @@ struct AlternatingStep : Step<float> {
 void AlternatingKeepsWhatItDoesNotSend() {
   AlternatingStep step(2);
   for (int number = 0; number < 3; ++number) {
-    const std::vector<std::vector<float>> before = step.residuals;
+    const Tensors before = step.residuals;
     step.Run(2);
     for (size_t i = 0; i < kShapes.size(); ++i) {
       for (size_t j = 0; j < before[i].size(); ++j) {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr AdamSettings kAdam{0.9f, 1e-3f, 2.0f};
 
-struct Tensors {
-  explicit Tensors(std::vector<int64_t> sizes) {
+struct Divided {
+  explicit Divided(std::vector<int64_t> sizes) {
     for (int64_t size : sizes) {
       gradients.emplace_back(size);
       for (int64_t i = 0; i < size; ++i) gradients.back()[i] = std::sin(0.7f * i + size);
@@ -44,34 +44,34 @@ struct Tensors {
     }
   }
 
-  std::vector<std::vector<float>> gradients, moments, outputs;
+  Tensors gradients, moments, outputs;
   std::vector<AdamSettings> adam = {kAdam};
 };
 
 void DividesByTheRootOnAnyNumberOfThreads() {
   for (int threads : {1, 3}) {
-    Tensors tensors({1, 0, 200'000, 7});
+    Divided tensors({1, 0, 200'000, 7});
     tensors.Run(Threads(threads));
     tensors.CheckQuotients();
   }
 }
 
 void EachTensorHasSettingsOfItsOwn() {
-  Tensors tensors({100, 200'000});
+  Divided tensors({100, 200'000});
   tensors.adam.push_back({kAdam.beta_2, kAdam.epsilon, 10.0f});
   tensors.Run(Threads(2));
   tensors.CheckQuotients();
 }
 
 void RootsDoNotOverflow() {
-  Tensors tensors({1});
+  Divided tensors({1});
   tensors.gradients[0][0] = 1.5e19f;
   tensors.Run(Threads(1));
   CHECK(tensors.outputs[0][0] > 2);  // 1 / sqrt(2 * 0.1)
 }
 
 void LeavesMomentsWhereNotFinite() {
-  Tensors tensors({5, 200'000});
+  Divided tensors({5, 200'000});
   tensors.gradients[1][199'999] = std::numeric_limits<float>::infinity();
   tensors.Run(Threads(2));
   for (const auto& moments : tensors.moments) {

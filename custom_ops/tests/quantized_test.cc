@@ -26,7 +26,7 @@ Codecs AllKinds() {
     codecs.push_back(std::make_unique<WholeCodec>(size));
     for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
       const int64_t bucket_size = bits % 2 == 0 ? 1024 : 96 * bits;
-      const QsgdSettings settings = {bits, bucket_size, bits % 3 != 0, -5};
+      const QsgdSettings settings = {bits, bucket_size};
       codecs.push_back(std::make_unique<QsgdCodec>(size, settings));
     }
   }
@@ -58,16 +58,16 @@ void CodesComeOutAsTheyWentIn() {
 
 void ThreadsDoNotChangeResults() {
   const Codecs codecs = AllKinds();
-  const std::vector<std::vector<float>> gradients = NormalTensors(codecs, 0.3f, 100);
-  std::vector<std::vector<float>> expected = NormalTensors(codecs, 1, 1);
+  const Tensors gradients = NormalTensors(codecs, 0.3f, 100);
+  Tensors expected = NormalTensors(codecs, 1, 1);
   const auto payload = EncodeFixed(kMethod, codecs, &expected, gradients, Threads(1));
-  std::vector<std::vector<float>> sums;
+  Tensors sums;
   for (int64_t threads : {1, 2, 3, 16}) {
-    std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
+    Tensors residuals = NormalTensors(codecs, 1, 1);
     CHECK(EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(threads)) == payload);
     FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(threads));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
-    std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 9);
+    Tensors outputs = NormalTensors(codecs, 1, 9);
     CHECK(decoder.Reduce(Pointers(&outputs)));
     if (threads == 1) sums = outputs;
     for (size_t i = 0; i < codecs.size(); ++i) {
@@ -79,9 +79,9 @@ void ThreadsDoNotChangeResults() {
 
 void WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack() {
   const Codecs codecs = AllKinds();
-  const std::vector<std::vector<float>> gradients = NormalTensors(codecs, 0.3f, 100);
-  std::vector<std::vector<float>> sums = NormalTensors(codecs, 1, 1);
-  std::vector<std::vector<float>> residuals = sums;
+  const Tensors gradients = NormalTensors(codecs, 0.3f, 100);
+  Tensors sums = NormalTensors(codecs, 1, 1);
+  Tensors residuals = sums;
   const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(2));
   FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
@@ -98,7 +98,7 @@ void NothingThatIsSentIsLargerThanTheLargestMagnitude() {
   const auto payload = ValidFixed(kMethod, codecs);
   FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(1));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
-  std::vector<std::vector<float>> values = NormalTensors(codecs, 1, 1);
+  Tensors values = NormalTensors(codecs, 1, 1);
   CHECK(decoder.Reduce(Pointers(&values)));
   for (size_t i = 0; i < codecs.size(); ++i) {
     float largest = 0;
@@ -111,11 +111,11 @@ void ANonFiniteGradientLeavesTheResidualsUntouched() {
   const Codecs codecs = AllKinds();
   for (float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf(""), 3e38f}) {
     for (size_t tensor : {0, 1, 2, 5}) {
-      std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
-      std::vector<std::vector<float>> gradients = NormalTensors(codecs, 1, 100);
+      Tensors residuals = NormalTensors(codecs, 1, 1);
+      Tensors gradients = NormalTensors(codecs, 1, 100);
       gradients[tensor][200002] = bad;
       residuals[tensor][200002] = 3e38f;  // overflows only as a sum
-      const std::vector<std::vector<float>> before = residuals;
+      const Tensors before = residuals;
       const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(2));
       CHECK(static_cast<int64_t>(payload.size()) == PayloadWords(codecs));
       CHECK(std::all_of(payload.begin() + kHeaderWords, payload.end(),
@@ -136,22 +136,22 @@ void ANonFiniteGradientLeavesTheResidualsUntouched() {
 void ExtremeBucketsAreFinite() {
   constexpr float kMost = std::numeric_limits<float>::max();
   constexpr float kLeast = std::numeric_limits<float>::denorm_min();
-  const std::vector<std::vector<float>> extremes = {
+  const Tensors extremes = {
       {kMost, -kMost, 0, 1e38f}, {kMost, kMost},  {kMost, 0},         {-kMost, -kMost},
       {kMost, std::nextafter(kMost, 0.0f)},       {kLeast, -kLeast},  {kLeast, 0},
       {-0.0f, -0.0f},            {0.0f, -0.0f},   {1, 1 + 0x1p-23f}};
   for (const std::vector<float>& gradient : extremes) {
     Codecs codecs;
     for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
-      codecs.push_back(std::make_unique<QsgdCodec>(gradient.size(), QsgdSettings{bits, 32, true, 0}));
+      codecs.push_back(std::make_unique<QsgdCodec>(gradient.size(), QsgdSettings{bits, 32}));
     }
     codecs.push_back(std::make_unique<SignSgdCodec>(gradient.size()));
-    const std::vector<std::vector<float>> gradients(codecs.size(), gradient);
-    std::vector<std::vector<float>> residuals(codecs.size(), std::vector<float>(gradient.size()));
+    const Tensors gradients(codecs.size(), gradient);
+    Tensors residuals(codecs.size(), std::vector<float>(gradient.size()));
     const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(1));
     FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(1));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
-    std::vector<std::vector<float>> outputs = residuals;
+    Tensors outputs = residuals;
     CHECK(decoder.Reduce(Pointers(&outputs)));
     for (size_t i = 0; i < codecs.size(); ++i) {
       for (size_t j = 0; j < gradient.size(); ++j) {
@@ -176,7 +176,7 @@ Value* MapZeros(int64_t size) {
 void TensorsOfMoreThan2To31Elements() {
   constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
   Codecs codecs;
-  codecs.push_back(std::make_unique<QsgdCodec>(kSize, QsgdSettings{4, 1024, true, 0}));
+  codecs.push_back(std::make_unique<QsgdCodec>(kSize, QsgdSettings{4, 1024}));
   codecs.push_back(std::make_unique<SignSgdCodec>(kSize));
   codecs.push_back(std::make_unique<WholeCodec>(kSize));
   for (const auto& codec : codecs) {
@@ -206,32 +206,30 @@ void TensorsOfMoreThan2To31Elements() {
 }
 
 // Also for extreme values, and for empty tensors.
-void ErrorsDoNotDependOnThreadsAndAreThoseOfWhatIsKept() {
+void ErrorsDoNotDependOnThreadsAndAreAboutThoseOfWhatIsKept() {
   for (int64_t size : {0, 1, 33, 200003}) {
     std::vector<float> values = Normal(size, 1, 1);
     if (size == 33) values[5] = std::numeric_limits<float>::max();
-    for (bool stochastic : {false, true}) {
-      const QsgdSettings settings = {3, 96, stochastic, 0};
-      const double error = QsgdError(values.data(), size, settings, Threads(1));
-      for (int64_t threads : {2, 16}) {
-        CHECK(QsgdError(values.data(), size, settings, Threads(threads)) == error);
-      }
-      CHECK(std::isfinite(error));
-      if (stochastic) continue;
-      Codecs codecs;
-      codecs.push_back(std::make_unique<QsgdCodec>(size, settings));
-      std::vector<std::vector<float>> kept = {std::vector<float>(size)};
-      EncodeFixed(kMethod, codecs, &kept, {values}, Threads(1));
-      double sum = 0;
-      for (double value : kept[0]) sum += value * value;
-      CHECK(std::fabs(error - std::sqrt(sum)) <= 1e-12 * error);
+    const QsgdSettings settings = {3, 96};
+    const double error = QsgdError(values.data(), size, settings, Threads(1));
+    for (int64_t threads : {2, 16}) {
+      CHECK(QsgdError(values.data(), size, settings, Threads(threads)) == error);
     }
+    CHECK(std::isfinite(error));
+    if (size != 200003) continue;  // fewer elements vary by more
+    Codecs codecs;
+    codecs.push_back(std::make_unique<QsgdCodec>(size, settings));
+    Tensors kept = {std::vector<float>(size)};
+    EncodeFixed(kMethod, codecs, &kept, {values}, Threads(1));
+    double sum = 0;
+    for (double value : kept[0]) sum += value * value;
+    CHECK(std::fabs(error - std::sqrt(sum)) <= 0.005 * error);
   }
 }
 
 void EveryBitFlipIsAnError() {
   Codecs codecs;
-  codecs.push_back(std::make_unique<QsgdCodec>(300, QsgdSettings{4, 96, true, 0}));
+  codecs.push_back(std::make_unique<QsgdCodec>(300, QsgdSettings{4, 96}));
   codecs.push_back(std::make_unique<SignSgdCodec>(70));
   codecs.push_back(std::make_unique<WholeCodec>(5));
   auto payload = ValidFixed(kMethod, codecs);
@@ -258,6 +256,6 @@ int main() {
   RUN(ANonFiniteGradientLeavesTheResidualsUntouched);
   RUN(ExtremeBucketsAreFinite);
   RUN(TensorsOfMoreThan2To31Elements);
-  RUN(ErrorsDoNotDependOnThreadsAndAreThoseOfWhatIsKept);
+  RUN(ErrorsDoNotDependOnThreadsAndAreAboutThoseOfWhatIsKept);
   RUN(EveryBitFlipIsAnError);
 }

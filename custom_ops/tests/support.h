@@ -12,8 +12,12 @@
 #include "../kernels/adacomp_decoder.h"
 #include "../kernels/adacomp_encoder.h"
 #include "../kernels/payload.h"
+#include "../kernels/source.h"
+#include "check.h"
 
 namespace gradcomp {
+
+using Tensors = std::vector<std::vector<float>>;
 
 inline constexpr int64_t kFingerprint = -77;
 inline constexpr int64_t kPlan = -99;  // of payloads of a fixed length
@@ -44,6 +48,59 @@ inline const std::vector<float>& Normal(int64_t size, float deviation, uint32_t 
   for (float& value : values) value = normal(engine);
   return values;
 }
+
+// The upper bits of floats: bfloat16 numbers, or half precision numbers of other values.
+inline std::vector<uint16_t> UpperHalves(const std::vector<float>& values) {
+  std::vector<uint16_t> bits;
+  for (float value : values) bits.push_back(ToBits(value) >> 16);
+  return bits;
+}
+
+inline std::vector<BFloat16> BrainFloats(int64_t size, float deviation, uint32_t seed) {
+  std::vector<BFloat16> values;
+  for (uint16_t bits : UpperHalves(Normal(size, deviation, seed))) values.push_back({bits});
+  return values;
+}
+
+// Returns half precision numbers of all kinds whose magnitudes have bits below `end`: with 0x7c00,
+// all finite numbers.
+inline std::vector<Half> Halves(int64_t size, uint32_t seed, uint32_t end = 0x7c00) {
+  std::mt19937 engine(seed);
+  std::vector<Half> values(size);
+  for (Half& value : values) value.bits = engine() % end | (engine() & 0x8000);
+  return values;
+}
+
+// The residuals and gradients of a replica.
+struct Replica {
+  Tensors residuals;
+  Tensors gradients;
+  std::vector<std::vector<uint16_t>> halves;  // the gradients, if their type has two bytes
+
+  Replica(Tensors residuals, Tensors gradients)
+      : residuals(std::move(residuals)), gradients(std::move(gradients)) {}
+
+  // Draws tensors of these sizes.
+  explicit Replica(const std::vector<int64_t>& sizes) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      residuals.push_back(Normal(sizes[i], 1, i));
+      gradients.push_back(Normal(sizes[i], 0.3f, 100 + i));
+    }
+  }
+
+  // A gradient of two bytes has the upper bits of the float32 gradient.
+  std::vector<Source> Sources(GradientType type = GradientType::kFloat) {
+    std::vector<Source> sources;
+    halves.clear();
+    for (const auto& gradient : gradients) halves.push_back(UpperHalves(gradient));
+    for (size_t i = 0; i < residuals.size(); ++i) {
+      const void* gradient = halves[i].data();
+      if (type == GradientType::kFloat) gradient = gradients[i].data();
+      sources.push_back({residuals[i].data(), gradient, type});
+    }
+    return sources;
+  }
+};
 
 struct EncodeSettings {
   float scale_factor = 2;
@@ -84,12 +141,11 @@ inline std::vector<int32_t> PayloadOf(const std::vector<EncoderTensor>& tensors,
 // Returns a payload from flat tensors; updates the residuals, and the second moments if there are
 // any.
 template <typename Gradient>
-std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
+std::vector<int32_t> Encode(Tensors* residuals,
                             const std::vector<std::vector<Gradient>>& gradients,
                             const std::vector<int64_t>& bin_sizes,
                             const EncodeSettings& settings = {},
-                            std::vector<std::vector<float>>* moments = nullptr,
-                            const std::vector<std::vector<float>>& squares = {}) {
+                            Tensors* moments = nullptr, const Tensors& squares = {}) {
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < residuals->size(); ++i) {
     tensors.push_back({(*residuals)[i].data(), gradients[i].data(), settings.type,
@@ -100,13 +156,13 @@ std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
   return PayloadOf(tensors, settings);
 }
 
-inline std::vector<std::vector<float>> Zeros(const std::vector<DecoderTensor>& tensors) {
-  std::vector<std::vector<float>> zeros;
+inline Tensors Zeros(const std::vector<DecoderTensor>& tensors) {
+  Tensors zeros;
   for (const DecoderTensor& tensor : tensors) zeros.emplace_back(tensor.size);
   return zeros;
 }
 
-inline std::vector<float*> Pointers(std::vector<std::vector<float>>* values) {
+inline std::vector<float*> Pointers(Tensors* values) {
   std::vector<float*> pointers;
   for (std::vector<float>& value : *values) pointers.push_back(value.data());
   return pointers;
@@ -115,6 +171,11 @@ inline std::vector<float*> Pointers(std::vector<std::vector<float>>* values) {
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+}
+
+inline void CheckSame(const Tensors& a, const Tensors& b) {
+  CHECK(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(SameBits(a[i], b[i]));
 }
 
 }  // namespace gradcomp

@@ -38,7 +38,7 @@ void CheckSelection(const std::vector<float>& values, std::vector<int32_t> large
   const int64_t entries = largest.size();
   std::sort(largest.begin(), largest.end());
   for (int64_t threads : {1, 3}) {
-    std::vector<std::vector<float>> residuals = {std::vector<float>(size)};
+    Tensors residuals = {std::vector<float>(size)};
     const auto payload = EncodeFixed(Method::kTopK, TopKAlone(size, entries), &residuals, {values},
                                      Threads(threads));
     const int32_t* index = payload.data() + kHeaderWords;
@@ -98,11 +98,11 @@ void NothingIsWrittenWhenAValueIsNotFinite() {
     codecs.push_back(std::make_unique<TopKCodec>(200000, 30));
     codecs.push_back(std::make_unique<WholeCodec>(70));
     codecs.push_back(std::make_unique<TopKCodec>(200001, 20));
-    std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
-    std::vector<std::vector<float>> gradients = NormalTensors(codecs, 1, 10);
+    Tensors residuals = NormalTensors(codecs, 1, 1);
+    Tensors gradients = NormalTensors(codecs, 1, 10);
     gradients[2][200000] = bad;
     residuals[2][200000] = 3e38f;
-    const std::vector<std::vector<float>> before = residuals;
+    const Tensors before = residuals;
     const auto payload = EncodeFixed(Method::kTopK, codecs, &residuals, gradients, Threads(2));
     for (size_t i = 0; i < codecs.size(); ++i) CHECK(SameBits(residuals[i], before[i]));
     FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
@@ -116,8 +116,8 @@ void NothingIsWrittenWhenAValueIsNotFinite() {
 
 void WhatWasPackedCanBePutBackToTheBit() {
   const Codecs codecs = TopKAlone(300001, 5000);
-  std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
-  const std::vector<std::vector<float>> gradients = NormalTensors(codecs, 1, 2);
+  Tensors residuals = NormalTensors(codecs, 1, 1);
+  const Tensors gradients = NormalTensors(codecs, 1, 2);
   std::vector<float> sums = residuals[0];
   for (size_t i = 0; i < sums.size(); ++i) sums[i] += gradients[0][i];
   const auto payload = EncodeFixed(Method::kTopK, codecs, &residuals, gradients, Threads(2));
@@ -131,7 +131,7 @@ void WhatWasPackedCanBePutBackToTheBit() {
 void EveryBitFlipIsAnError() {
   Codecs codecs = TopKAlone(300, 20);
   codecs.push_back(std::make_unique<WholeCodec>(5));
-  std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
+  Tensors residuals = NormalTensors(codecs, 1, 1);
   auto payload =
       EncodeFixed(Method::kTopK, codecs, &residuals, NormalTensors(codecs, 1, 2), Threads(1));
   FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
@@ -148,11 +148,11 @@ void EveryBitFlipIsAnError() {
 
 void CorrectedGradientsAreTheSameOnAnyNumberOfThreads() {
   const std::vector<int64_t> sizes = {0, 1, 7, 65536, 65537, 200003};
-  std::vector<std::vector<float>> first;
+  Tensors first;
   for (int64_t threads : {1, 3}) {
-    std::vector<std::vector<float>> velocities;
-    std::vector<std::vector<float>> gradients;
-    std::vector<std::vector<float>> corrected;
+    Tensors velocities;
+    Tensors gradients;
+    Tensors corrected;
     std::vector<MomentumTensor> tensors;
     for (int64_t size : sizes) {
       velocities.push_back(Normal(size, 1, size));

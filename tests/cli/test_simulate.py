@@ -184,7 +184,7 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     program, folder = tmp_path / "program.py", tmp_path / "results"
     layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"
     program.write_text(PROGRAM.replace("keras.layers.Dense(1)", layers))
-    lgreco = "lgreco(method='qsgd(bits=3)', budget=2)"
+    lgreco = "lgreco(method='qsgd(bits=3)')"
     options = ["-n", "2", "-c", "qsgd", "-c", lgreco, "--epochs", "2", "--batch-size", "16"]
     result = simulate(program, *options, "--results", str(folder))
     assert result.exit_code == 0, result.output

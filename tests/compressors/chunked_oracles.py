@@ -56,7 +56,7 @@ def random_k_oracle(
 ) -> Outcome:
     chunk_sizes = settings or [round(1 / (compressor.density.of(spec) or 1)) for spec in specs]
     sizes = [spec.elements for spec in specs]
-    offsets = chunks.draw(sizes, chunk_sizes, compressor.seed, step)
+    offsets = chunks.draw(sizes, chunk_sizes, step)
     bits, none = [32] * len(specs), [0] * len(specs)
     return chunked_oracle(state, gradients, chunk_sizes, offsets, bits, none)
 

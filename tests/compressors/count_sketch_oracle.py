@@ -29,10 +29,8 @@ def count_sketch_oracle(
     flags = [all(np.isfinite(y).all() for y in local) for local in sums]
     sketched = [spec.kind != VECTOR and spec.elements > 1 for spec in specs]
     elements = sum(spec.elements for spec, one in zip(specs, sketched, strict=True) if one)
-    columns, count = count_sketch.sizes(
-        elements, compressor.density, compressor.columns, compressor.candidates
-    )
-    sent = compressor.rows * columns + count
+    columns, count = count_sketch.sizes(elements, compressor.density)
+    sent = count_sketch.ROWS * columns + count
     if sent >= elements:
         sketched = [False] * len(specs)
     flat = [_joined(local, sketched) for local in sums]
@@ -41,7 +39,7 @@ def count_sketch_oracle(
         whole_sum = functools.reduce(np.add, whole)
     total, rests = np.zeros_like(flat[0]), [values.copy() for values in flat]
     if any(sketched):
-        hashed = count_sketch.hashes(compressor.seed, step, flat[0].size, compressor.rows, columns)
+        hashed = count_sketch.hashes(step, flat[0].size, columns)
         tables = [count_sketch.sketch(values, hashed, columns) for values in flat]
         with np.errstate(over="ignore", invalid="ignore"):
             table = functools.reduce(np.add, tables)

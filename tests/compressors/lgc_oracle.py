@@ -36,7 +36,7 @@ def lgc_oracle(
         for all_values in values
     ]
     indices = {
-        index: lgc.largest(values[leads][index], layout.entries[index], compressor.order)
+        index: lgc.largest(values[leads][index], layout.entries[index])
         if local_finite[leads]
         else np.zeros(layout.entries[index], int)
         for index in layout.selected

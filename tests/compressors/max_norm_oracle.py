@@ -26,7 +26,6 @@ def max_norm_oracle(
     bits = [_bits(compressor, spec) for spec in specs]
     if settings:
         bits = [[setting, *bit[1:]] for setting, bit in zip(settings, bits, strict=True)]
-    seed = compressor.get_config()["seed"]
     size, chunk_size = len(gradients), round(1 / (compressor.density or 1))
     header = payload.Header(
         max_norm.METHOD,
@@ -36,7 +35,7 @@ def max_norm_oracle(
         payload.plan_of([bit[0] if bit else 0 for bit in bits]),
     )
     chunk_sizes = [chunk_size] * len(specs)
-    offsets = chunks.draw([spec.elements for spec in specs], chunk_sizes, seed, step)
+    offsets = chunks.draw([spec.elements for spec in specs], chunk_sizes, step)
     nothing = [0] * len(specs)
     outcome = chunked_oracle(
         state,
@@ -45,7 +44,7 @@ def max_norm_oracle(
         offsets,
         nothing,
         nothing,
-        send=functools.partial(_send, bits, seed, header),
+        send=functools.partial(_send, bits, header),
     )
     tensor_bytes = []
     for bit, drawn in zip(bits, offsets, strict=True):
@@ -67,7 +66,6 @@ def _bits(compressor: MaxNormQuantization, spec: GradientSpec) -> list[int]:
 
 def _send(
     bits: Sequence[Sequence[int]],
-    seed: int,
     header: payload.Header,
     taken: Sequence[Arrays],
     flags: Sequence[bool],
@@ -91,9 +89,7 @@ def _send(
         shares = [max_norm.shares(vectors, scale) for vectors in values]
         steps = max_norm.steps_of(shares, bits[i])
         codes = [
-            max_norm.rounded(
-                share * steps, max_norm.uniform(seed, replica, i, header.step, share.size)
-            )
+            max_norm.rounded(share * steps, max_norm.uniform(replica, i, header.step, share.size))
             for replica, share in enumerate(shares)
         ]
         used = scale if scale >= max_norm.SMALLEST else np.float32(0)

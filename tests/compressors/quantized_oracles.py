@@ -29,8 +29,6 @@ def qsgd_oracle(
             replica=replica,
             bits=bits,
             bucket_size=compressor.bucket_size,
-            stochastic=compressor.stochastic,
-            seed=compressor.seed,
             fingerprint=compressor.fingerprint(specs),
         )
         for replica, (tensors, grads) in enumerate(zip(state, gradients, strict=True))

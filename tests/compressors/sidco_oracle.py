@@ -27,8 +27,6 @@ def sidco_oracle(
             step,
             compressor.fingerprint(specs),
             density=compressor.density,
-            distribution=compressor.distribution,
-            stages=compressor.stages or sidco.stages_by_density(compressor.density),
         )
         for replica, grads in zip(state, gradients, strict=True)
     ]

@@ -38,7 +38,7 @@ def test_all_lead_about_equally_often_in_steps_at_any_fixed_interval(size):
 
 
 @pytest.mark.parametrize(
-    "compressor", [ScaleCom(10), LGC(density=0.1, dense_steps=0)], ids=["ScaleCom", "LGC"]
+    "compressor", [ScaleCom(10), LGC(density=0.1, warmup_steps=0)], ids=["ScaleCom", "LGC"]
 )
 def test_with_two_sets_in_turn_what_one_replica_alone_has_is_applied(compressor):
     """Steps of a set are two apart, as many as there are replicas."""

@@ -14,14 +14,14 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.settings import (
+from tf_gradcomp.compressors.lgc.state import (
     CODING,
     COLLECTED,
     COLLECTING,
     DECODED,
     NORMS,
-    PHASE,
     ROUNDING,
+    STAGE,
     SUMMING,
     SWITCHING,
     VECTOR_STEPS,
@@ -71,7 +71,7 @@ def in_phase(phase, compressor, size=3, weights=None):
     """Replicas in a phase, with weights of the autoencoder."""
     lockstep = Lockstep(compressor, SPECS, size)
     for job_state in lockstep.job_state:
-        job_state[PHASE].assign(phase)
+        job_state[STAGE].assign(phase)
         job_state[WEIGHTS].assign(flat(weights or weights_of(compressor)))
     return lockstep
 
@@ -222,7 +222,7 @@ def as_reference(values, compressor, leads, parts, pattern):
 
 @every_pattern
 def test_it_equals_the_reference_and_loses_nothing(pattern):
-    compressor = LGC(pattern, density=0.1, dense_steps=0, innovation=0.05)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0, innovation=0.05)
     parts = weights_of(compressor)
     lockstep = in_phase(CODING, compressor, weights=parts)
     for step in range(3):
@@ -261,7 +261,7 @@ def test_it_equals_the_reference_and_loses_nothing(pattern):
     ],
 )
 def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype, phase):
-    compressor = LGC(pattern, density=0.1, dense_steps=0, latent_dtype=latent_dtype)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0, latent_dtype=latent_dtype)
     lockstep = in_phase(phase, compressor)
     for step in range(2):
         before, step_gradients = lockstep.state, gradients(step)
@@ -293,7 +293,7 @@ def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype
 
 
 def test_an_autoencoder_that_changes_nothing_sends_what_the_leaders_top_k_does():
-    compressor = LGC(density=0.1, dense_steps=0, autoencoder=IDENTITY)
+    compressor = LGC(density=0.1, warmup_steps=0, autoencoder=IDENTITY)
     assert compressor.architecture.parameters(False) == 2
     coding, summing = (
         in_phase(phase, compressor, weights=[compressor.architecture.weights])
@@ -308,7 +308,7 @@ def test_an_autoencoder_that_changes_nothing_sends_what_the_leaders_top_k_does()
 @every_pattern
 @pytest.mark.parametrize("exponent", [-100, -3, 60])
 def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponent):
-    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0)
     plain, scaled = (in_phase(CODING, compressor) for _ in range(2))
     for step in range(2):
         step_gradients = gradients(step)
@@ -325,7 +325,7 @@ def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponen
 @pytest.mark.parametrize("zero", [0, 1])  # the leader, and another replica
 def test_the_decoding_of_zeros_is_zeros(pattern, zero):
     """An autoencoder makes something of zeros, and it would be far more than small gradients."""
-    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0)
     lockstep = in_phase(CODING, compressor)
     small = [
         [np.float32(1e-4) * g for g in replica_gradients] for replica_gradients in gradients(0)
@@ -344,9 +344,9 @@ def test_the_decoding_of_zeros_is_zeros(pattern, zero):
 
 
 def test_the_first_replica_changes_all_phases_when_it_leads_a_step():
-    compressor = LGC(density=0.1, dense_steps=0)
+    compressor = LGC(density=0.1, warmup_steps=0)
     lockstep = in_phase(SUMMING, compressor)
-    phases = lambda: [int(state[PHASE]) for state in lockstep.job_state]  # noqa: E731
+    phases = lambda: [int(state[STAGE]) for state in lockstep.job_state]  # noqa: E731
     first, second = [step for step in range(1, 10) if leader(step, 3) == 0][:2]
     lockstep.step(gradients(0))
     lockstep.job_state[0][WANTED].assign(COLLECTING)
@@ -374,12 +374,12 @@ def test_a_leader_whose_residuals_are_three_times_as_large_gives_the_autoencoder
     pattern, share, phase
 ):
     """All replicas do, from the next step on; residuals of others than the leader don't count."""
-    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0)
     lockstep = in_phase(CODING, compressor)
     norms = [state[NORMS] for state in lockstep.job_state]
     first, second = [step for step in range(12) if leader(step, 3) == 1][:2]
     for step in range(second + 2):
-        phases = {int(state[PHASE]) for state in lockstep.job_state}
+        phases = {int(state[STAGE]) for state in lockstep.job_state}
         assert phases == {CODING if step <= second else phase}
         local = [3 * np.linalg.norm(residual) for residual in lockstep.state[1][RESIDUAL]]
         if step == second:  # as if its residuals had been so much smaller in the first one
@@ -394,7 +394,7 @@ def test_a_leader_whose_residuals_are_three_times_as_large_gives_the_autoencoder
 
 @every_pattern
 def test_training_vectors_are_collected_of_finite_steps(pattern):
-    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0)
     lockstep = in_phase(COLLECTING, compressor)
     lockstep.step(gradients(0))
     bad = gradients(1)
@@ -425,7 +425,7 @@ def test_training_vectors_are_collected_of_finite_steps(pattern):
 @pytest.mark.parametrize("what", [WEIGHTS, DECODED])
 def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next_sum(what):
     """`ReplicaStep` compares this digest in each step."""
-    compressor = LGC(density=0.1, dense_steps=0)
+    compressor = LGC(density=0.1, warmup_steps=0)
     lockstep = in_phase(CODING, compressor, size=2)
     lockstep.step(gradients(0, 2))
     first, second = lockstep.job_state
@@ -455,7 +455,7 @@ def inputs_with(job_state):
 
 
 def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
-    compressor = LGC(density=0.1, dense_steps=0)
+    compressor = LGC(density=0.1, warmup_steps=0)
     few = Lockstep(compressor, SPECS[:3], 2)
     for phase in (COLLECTING, CODING):
         for job_state, all_of_it in zip(
@@ -500,7 +500,7 @@ def test_ratios_equal_the_specification():
 
 @every_pattern
 def test_counted_bytes_equal_the_formulas(pattern):
-    compressor = LGC(pattern, density=0.1, dense_steps=0, innovation=0.04)
+    compressor = LGC(pattern, density=0.1, warmup_steps=0, innovation=0.04)
     outcome = in_phase(CODING, compressor, size=2).step(gradients(0, 2))
     dense, coded, plain = 1200 + 30, 120 + 130, 180
     elements = sum(spec.elements for spec in SPECS)
@@ -533,7 +533,7 @@ def test_weights_that_are_given_are_in_the_config_and_a_digest_of_them_in_the_te
 
 
 def test_a_name_with_settings():
-    compressor = compressors.get("lgc(pattern='parameter_server', density=0.01, dense_steps=5)")
+    compressor = compressors.get("lgc(pattern='parameter_server', density=0.01, warmup_steps=5)")
     assert (compressor.pattern, compressor.warmup_steps) == ("parameter_server", 5)
     assert compressors.get(compressors.text_of(compressor)).get_config() == compressor.get_config()
 
@@ -561,9 +561,8 @@ def test_which_variables_are_coded():
         ({"pattern": "ring"}, "pattern must be one of 'all_reduce', 'parameter_server'"),
         ({"density": 0}, "density.* must be a number above 0 and up to 1"),
         ({"training_steps": 0}, "training_steps must be a whole number of at least 1"),
-        ({"dense_steps": -1}, "warmup_steps must be a whole number, 0 or more"),
+        ({"warmup_steps": -1}, "warmup_steps must be a whole number, 0 or more"),
         ({"innovation": 2}, "innovation must be a number above 0 and up to 1"),
-        ({"order": "random"}, "order must be one of 'value', 'index', 'magnitude'"),
         ({"latent_dtype": "int8"}, "latent_dtype must be one of 'float32', 'float16'"),
         ({"guard": 0.0}, "guard must be a number above 0 and up to 1"),
         ({"autoencoder": 3}, "autoencoder must be a gc.Autoencoder"),

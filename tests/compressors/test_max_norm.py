@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compressors.lockstep import Lockstep, assert_equal_bits, in_lockstep, specs_of
+from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tf_gradcomp.compressors import QSGD, MaxNormQuantization, get
 from tf_gradcomp.compressors.contrib.max_norm import _code_width, _packed, _sum, _unpacked
+from tf_gradcomp.groups.communicator import RequestStream, communicate
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 
 ROUNDINGS = 100_000
 
@@ -51,8 +53,10 @@ def test_an_entry_takes_the_coarse_unit_if_one_replica_needs_it():
     gradients = np.float32([[0.01, 0.01, 1], [0.01, -0.9, 1]])
     given = [[gradient.reshape(1, -1)] for gradient in gradients]
     units = np.float32([[1 / 63, 1 / 3, 1 / 3]])
-    for seed in range(20):
-        lockstep = Lockstep(MaxNormQuantization((2, 6), seed=seed), specs_of(given[0]), 2)
+    for step in range(20):
+        lockstep = Lockstep(MaxNormQuantization((2, 6)), specs_of(given[0]), 2)
+        for _ in range(step):  # each step draws other numbers
+            lockstep.skip_a_step()
         outcome = lockstep.step(given)
         for (had,), (left,) in zip(given, outcome.residuals, strict=True):
             codes = (had - left) / units
@@ -62,16 +66,12 @@ def test_an_entry_takes_the_coarse_unit_if_one_replica_needs_it():
 
 def test_replicas_round_each_in_its_own_way():
     gradient = np.random.default_rng(0).normal(size=(100, 100)).astype(np.float32)
-    steps = [Lockstep(MaxNormQuantization(seed=seed), specs_of([gradient]), 2) for seed in (0, 1)]
-    outcomes = [lockstep.step([[gradient]] * 2) for lockstep in steps]
+    lockstep = Lockstep(MaxNormQuantization(), specs_of([gradient]), 2)
+    outcomes = [lockstep.step([[gradient]] * 2) for _ in range(2)]
     left = [
         replica_residuals[0].reshape(-1)
         for outcome in outcomes
         for replica_residuals in outcome.residuals
-    ]
-    left += [
-        replica_residuals[0].reshape(-1)
-        for replica_residuals in steps[0].step([[gradient]] * 2).residuals
     ]
     up = np.array(left) < 0  # what remains of an entry that was rounded up, or away from zero
     same = [(first == second).mean() for i, first in enumerate(up) for second in up[:i]]
@@ -86,9 +86,9 @@ def test_sums_of_codes_are_exact(bits, replicas):
     codes = generator.integers(0, most + 1, (replicas, 100))
     codes[:, :40], codes[:, 40:60] = most, 0
     width = _code_width(bits, replicas)
-    asked = [_sum([tf.constant(code, tf.float32)], [width]) for code in codes]
-    for end in in_lockstep(asked):
-        assert end.result[0].numpy().tolist() == codes.sum(0).tolist()
+    streams = [RequestStream(_sum([tf.constant(code, tf.float32)], [width])) for code in codes]
+    for sums in communicate(streams, lockstep_communicators(replicas))[0]:
+        assert sums[0].numpy().tolist() == codes.sum(0).tolist()
 
 
 @pytest.mark.parametrize("replicas", [1, 1000, 2**20, 2**40 + 1])
@@ -156,7 +156,5 @@ def test_other_wrong_settings_are_refused():
     for density in (0, 1.5, 1e-6, "0.1", True):
         with pytest.raises(ValueError, match=r"MaxNormQuantization: density must be .* 1/65536"):
             MaxNormQuantization(density=density)
-    with pytest.raises(ValueError, match="seed must be a whole number from 0"):
-        MaxNormQuantization(seed=-1)
     with pytest.raises(ValueError, match="among the choices must be whole numbers"):
         get("lgreco(method='max_norm', choices=[(2, 6)])")

@@ -3,9 +3,21 @@
 import keras
 import numpy as np
 
+from tf_gradcomp.compressors import TopK
+from tf_gradcomp.compressors.base import JobStateSpec
+
 WORKERS = 2
 SHAPES = [(40, 8), (8,)]
 RATE = 2.0**-5
+
+
+class KeepsNorms(TopK, registered=False):
+    """Keeps a state of the job in units of the gradients."""
+
+    name = "keeps_norms"
+
+    def job_state(self, specs):
+        return {"norms": JobStateSpec((len(specs),), in_gradient_units=True)}
 
 
 def gradients(steps, seed=3, workers=WORKERS):

@@ -50,7 +50,7 @@ SETTINGS = [
     "scalecom(rates=4, value_bits=4)",
     "qsgd(bits=2, bucket_size=32)",
     "qsgd(bits={'vector': 4})",
-    "count_sketch(density=0.1, rows=1, columns=2, candidates=1)",
+    "count_sketch(density=0.03)",
     "max_norm(bits=2)",
     "max_norm(bits=(2, 6), density=0.5)",
     "power_sgd(rank=1)",

@@ -39,7 +39,7 @@ METHODS = [
         "bits",
         [[4, 3, 0], [4, 5, 0], [0, 0, 0]],
         {"bucket_size": 96},
-        {"replica": 1, "stochastic": True, "seed": 0},
+        {"replica": 1},
     ),
 ]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -32,7 +32,7 @@ METHODS = [
     Method(
         "QSGD",
         2,
-        functools.partial(ops.qsgd_encode, replica=1, stochastic=True, seed=0, **QSGD_LAYOUT),
+        functools.partial(ops.qsgd_encode, replica=1, **QSGD_LAYOUT),
         functools.partial(ops.qsgd_decode, **QSGD_LAYOUT),
         functools.partial(ops.qsgd_put_back, **QSGD_LAYOUT),
     ),
@@ -256,9 +256,8 @@ def test_layouts_out_of_range(layout, message):
     layout = {"bits": [4], "bucket_size": 32, "fingerprint": 0, **layout}
     ten = np.zeros(10, np.float32)
     variable = tf.Variable(ten)
-    rounding = {"replica": 0, "stochastic": True, "seed": 0}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ops.qsgd_encode([variable], [ten], 0, **rounding, **layout)
+        ops.qsgd_encode([variable], [ten], 0, replica=0, **layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         ops.qsgd_decode(np.zeros((1, 14), np.int32), 0, shapes=[(10,)], **layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):

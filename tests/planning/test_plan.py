@@ -15,7 +15,6 @@ from tf_gradcomp.compressors import (
     power_sgd,
 )
 from tf_gradcomp.compressors.plans import plan_layers
-from tf_gradcomp.compressors.plans import table as layer_table
 from tf_gradcomp.policy import DENSE, VECTOR, GradientSpec
 
 SHAPES = [(3, 3, 16, 32), (32,), (288, 64), (64, 100), (64, 1000), (20, 20), (2000,)]
@@ -24,7 +23,6 @@ METHODS = [
     TopK(),
     PowerSGD(),
     QSGD(),
-    QSGD(stochastic=False),
     AdaComp(),
     ScaleCom(50),
     ArcTopK(0.1, block=16),
@@ -58,30 +56,16 @@ def test_a_plan_sends_less_within_the_budget(compressor):
         )
 
 
-@pytest.mark.parametrize("compressor", METHODS, ids=str)
-def test_a_smaller_budget_is_kept_at_the_price_of_more_bytes(compressor):
-    whole, less = (
-        plan_layers(compressor, specs(SHAPES), gradients_of(SHAPES), budget=budget)
-        for budget in (1.0, 0.98)
-    )
-    assert less.budget_used <= 1
-    assert less.bytes >= whole.bytes
-
-
-def test_a_budget_that_no_plan_meets_is_reported():
-    plan = plan_layers(QSGD(), specs(SHAPES), gradients_of(SHAPES), budget=1e-9)
-    assert plan.settings == QSGD().settings(specs(SHAPES))
-    assert plan.budget_used > 1
-    assert plan.reason == "no plan is within the budget"
-
-
 def test_layers_at_the_smallest_choice_are_counted():
-    choices = [[2, 4], None, [4, 8], [3, 4], [8], None, None]
-    plan = plan_layers(QSGD(), specs(SHAPES), gradients_of(SHAPES), choices, budget=1e9)
-    assert plan.settings == [2, 0, 4, 3, 4, 4, 0]
+    first, *others = gradients_of(SHAPES)
+    gradients = [first, *map(np.zeros_like, others)]  # only the first has an error
+    choices = [[4, 8], None, [2, 4], [3, 4], [4, 8], None, None]
+    plan = plan_layers(QSGD(), specs(SHAPES), gradients, choices)
+    assert plan.settings == [4, 0, 2, 3, 4, 4, 0]
     assert plan.at_bound == plan.planned == 4
-    choices = [[4, 5], None, [4, 8], [3, 4], [6], None, None]
-    plan = plan_layers(QSGD(), specs(SHAPES), gradients_of(SHAPES), choices, budget=0.99)
+    choices[0] = [2, 4, 8]
+    plan = plan_layers(QSGD(), specs(SHAPES), gradients, choices)
+    assert (plan.settings[0], plan.at_bound) == (4, 3)
 
 
 def test_another_reference_gives_another_budget():
@@ -90,33 +74,6 @@ def test_another_reference_gives_another_budget():
     assert rough.settings == [2, 2]
     fine = plan_layers(QSGD(), specs(shapes), gradients_of(shapes), defaults=[8, 8])
     assert min(fine.settings) > 2
-
-
-@pytest.mark.parametrize("compressor", METHODS, ids=str)
-def test_steady_layers_add_the_error_of_their_smallest_choice_to_the_budget(compressor):
-    none, one = ([index == which for index in range(len(SHAPES))] for which in (None, 3))
-    plans = [
-        plan_layers(compressor, specs(SHAPES), gradients_of(SHAPES), steady=steady)
-        for steady in (None, none, one)
-    ]
-    assert plans[0] == plans[1]
-    spec, defaults = specs(SHAPES)[3], compressor.settings(specs(SHAPES))[3]
-    table = layer_table(
-        compressor, spec, gradients_of(SHAPES)[3], compressor.choices(spec), defaults
-    )
-    more = table.errors[table.bytes.argmin()] - table.errors[table.default]
-
-    def missed(plan):
-        return sum(
-            float(layer_table(compressor, *arguments, [], setting).errors[0])
-            for *arguments, setting in (
-                (specs(SHAPES)[i], gradients_of(SHAPES)[i], plan.settings[i]) for i in PLANNED
-            )
-        )
-
-    allowed = [missed(plan) / plan.budget_used for plan in plans]
-    assert allowed[2] == pytest.approx(allowed[0] + more, rel=1e-6)
-    assert plans[2].bytes < plans[0].bytes
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def select(y: np.ndarray, chunk_size: int) -> np.ndarray:
     return padded.reshape(chunks, chunk_size).argmax(1).astype(np.uint32)
 
 
-def draw(sizes: Sequence[int], chunk_sizes: Sequence[int], seed: int, step: int) -> Arrays:
-    """An offset in each chunk of each tensor at random; splitmix64 of seed, step and chunk."""
-    stream = _mix(_mix(seed & _MASK) ^ step)
+def draw(sizes: Sequence[int], chunk_sizes: Sequence[int], step: int) -> Arrays:
+    """An offset in each chunk of each tensor at random; splitmix64 of step and chunk."""
+    stream = _mix(_mix(0) ^ step)
     drawn, chunk = [], 0
     for size, chunk_size in zip(sizes, chunk_sizes, strict=True):
         offsets = []

@@ -64,20 +64,13 @@ def identity() -> Coder:
     )
 
 
-def largest(values: np.ndarray, count: int, order: str = "value") -> np.ndarray:
+def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Where the entries of largest magnitude are, the first of equals (specification, section 3).
 
-    Args:
-        values: [n].
-        count: How many.
-        order: `"value"` (ascending), `"index"` or `"magnitude"` (descending).
+    They are in the order of their values, and equal values in the order of their positions.
     """
-    indices = np.argsort(-np.abs(values), kind="stable")[:count]
-    if order == "index":
-        return np.sort(indices)
-    if order == "value":
-        return indices[np.argsort(values[indices], kind="stable")]
-    return indices
+    indices = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
+    return indices[np.argsort(values[indices], kind="stable")]
 
 
 def packed(indices: np.ndarray, elements: int) -> np.ndarray:
@@ -149,7 +142,7 @@ def parameter_server(
     for vector in chosen:
         s = scale(vector)
         innovation = np.zeros_like(coder.padded(vector))
-        kept = largest(vector, added, "magnitude")
+        kept = largest(vector, added)
         innovation[kept] = over(vector[kept], s)
         shares.append(coder.decode(latent, innovation)[: len(indices)] * s)
     return _apply(values, indices, np.stack(shares), _in_order(np.stack(shares)))

@@ -12,9 +12,9 @@ METHOD = 8
 SMALLEST = np.float32(1e-35)  # of a scale that is used
 
 
-def uniform(seed: int, replica: int, tensor: int, step: int, size: int) -> np.ndarray:
+def uniform(replica: int, tensor: int, step: int, size: int) -> np.ndarray:
     """Returns random float32 from 0 to 1, multiples of 2^-23."""
-    drawn = philox.words(seed ^ replica << 32, tensor, step, size)
+    drawn = philox.words(replica << 32, tensor, step, size)
     return (drawn & np.uint64(2**23 - 1)).astype(np.float32) * np.float32(2**-23)
 
 

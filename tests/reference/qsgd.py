@@ -17,7 +17,6 @@ from tests.reference import payload as payload_format
 
 METHOD = 2
 LIMIT = np.float32(2**126)  # beyond it, values are sent as the limit, so that nothing overflows
-NEAREST = np.float32(0.5)  # offset that rounds to the nearest level
 
 _MASK = 2**64 - 1
 
@@ -28,7 +27,7 @@ class Qsgd:
 
     bits: int
     bucket_size: int
-    offsets: np.ndarray | np.float32 = NEAREST  # float32 [n], or one for all elements
+    offsets: np.ndarray | float = 0.0  # float32 [n], or one for all elements
 
     def encode(self, values: np.ndarray) -> bytes:
         """For each bucket its minimum and unit, then the levels."""
@@ -69,9 +68,9 @@ def quantize(
     return minimum, unit, levels.astype(np.uint8)
 
 
-def random_offsets(seed: int, replica: int, tensor: int, step: int, size: int) -> np.ndarray:
+def random_offsets(replica: int, tensor: int, step: int, size: int) -> np.ndarray:
     """Middles of 2^16 steps from 0 to 1, from 16 bits each of a counter-based generator."""
-    key = np.array([seed & _MASK, replica & _MASK], np.uint64)
+    key = np.array([0, replica & _MASK], np.uint64)
     counter = np.array([0, tensor, step & _MASK, 0], np.uint64)
     words = np.random.Philox(counter=counter, key=key).random_raw(-(-size // 4))
     random = words.astype("<u8").view("<u2")[:size]
@@ -86,21 +85,17 @@ def encode_payload(
     replica: int,
     bits: Sequence[int],
     bucket_size: int,
-    stochastic: bool,
-    seed: int,
     fingerprint: int,
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
     """Does the work of `tf_gradcomp.ops.qsgd_encode`: see `fixed_length.encode_payload`."""
-    codecs = _codecs(bits, bucket_size)
-    if stochastic:
-        codecs = [
-            dataclasses.replace(
-                codec, offsets=random_offsets(seed, replica, tensor, step, residuals[tensor].size)
-            )
-            if isinstance(codec, Qsgd)
-            else codec
-            for tensor, codec in enumerate(codecs)
-        ]
+    codecs = [
+        dataclasses.replace(
+            codec, offsets=random_offsets(replica, tensor, step, residuals[tensor].size)
+        )
+        if isinstance(codec, Qsgd)
+        else codec
+        for tensor, codec in enumerate(_codecs(bits, bucket_size))
+    ]
     plan = payload_format.plan_of(bits)
     header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, codecs, residuals, gradients)

@@ -21,13 +21,11 @@ CORRECTIONS = 3
 Arrays = Sequence[np.ndarray]
 
 
-def exponential(sample: np.ndarray, density: float) -> float:
-    """The threshold that the share `density` of an exponential distribution exceeds."""
-    return -sample.mean() * np.log(density)
+def quantile(sample: np.ndarray, density: float) -> float:
+    """The threshold that the share `density` of a generalized Pareto distribution exceeds.
 
-
-def pareto(sample: np.ndarray, density: float) -> float:
-    """The same of a generalized Pareto distribution, by matched moments."""
+    The distribution is fitted by matched moments.
+    """
     mean, variance = sample.mean(), sample.var(ddof=1)
     if not variance:
         return math.nan
@@ -39,17 +37,14 @@ def pareto(sample: np.ndarray, density: float) -> float:
     return scale * -np.expm1(shape * log) / shape
 
 
-FITS = {"exponential": exponential, "pareto": pareto}
-
-
 def stages_by_density(density: float) -> int:
     """Returns the number of stages, each of which keeps at least a tenth."""
     return 1 + max(0, math.ceil(math.log10(FIRST_DENSITY / density)))
 
 
-def threshold(magnitudes: np.ndarray, density: float, distribution: str, stages: int) -> np.float32:
+def threshold(magnitudes: np.ndarray, density: float) -> np.float32:
     """Returns the estimate after the last stage, corrected."""
-    wanted = density * magnitudes.size
+    wanted, stages = density * magnitudes.size, stages_by_density(density)
     sample, lowest, result = magnitudes, np.float32(0), np.float32(0)
     for left in range(stages, 0, -1):
         above = sample[sample > result]
@@ -60,7 +55,7 @@ def threshold(magnitudes: np.ndarray, density: float, distribution: str, stages:
         if first and stages > 1:
             share = max(wanted / above.size, FIRST_DENSITY)
         least = np.float32(0) if first else above.min()
-        estimate = least + FITS[distribution](above.astype(np.float64) - least, share)
+        estimate = least + quantile(above.astype(np.float64) - least, share)
         if not np.isfinite(estimate):
             break
         sample, lowest, result = above, least, np.float32(estimate)
@@ -93,12 +88,12 @@ def log_count(above: np.ndarray) -> np.float64:
     return np.log(max(np.count_nonzero(above), 0.5))
 
 
-def select(values: np.ndarray, density: float, distribution: str, stages: int) -> np.ndarray:
+def select(values: np.ndarray, density: float) -> np.ndarray:
     """The places that are sent, ascending."""
     magnitudes = np.abs(values)
     if values.size < FEWEST_ELEMENTS:
         return largest(magnitudes, max(1, round(density * values.size)))
-    above = np.flatnonzero(magnitudes > threshold(magnitudes, density, distribution, stages))
+    above = np.flatnonzero(magnitudes > threshold(magnitudes, density))
     cap = max(math.floor(2 * density * values.size), LEAST_CAP)
     if not above.size:
         return largest(magnitudes, 1)
@@ -112,7 +107,7 @@ def largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
 
 
 def encode_payload(
-    residuals: Arrays, gradients: Arrays, step: int, fingerprint: int, **settings
+    residuals: Arrays, gradients: Arrays, step: int, fingerprint: int, density: float
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
     """The payload, the residuals after the step, and the bytes of each tensor."""
     plan = payload_format.plan_of()
@@ -125,7 +120,7 @@ def encode_payload(
         header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan, flags)
         return payload_format.write(header), list(residuals), [0] * len(sums)
     header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan)
-    indices = [select(total.reshape(-1), **settings) for total in sums]
+    indices = [select(total.reshape(-1), density) for total in sums]
     counts = [index.size for index in indices]
     values = [total.reshape(-1)[at] for total, at in zip(sums, indices, strict=True)]
     body = np.concatenate([counts, *indices]).astype(np.int32).tobytes()

@@ -134,7 +134,7 @@ class Preconditioner:
 
     @property
     def adds_epsilon_first(self) -> bool:
-        """Returns whether epsilon is added before the bias of second moments is corrected."""
+        """Whether epsilon is added before the bias of second moments is corrected."""
         return self.corrects_epsilon and self.epsilon > LARGEST_NOT_CORRECTED
 
     @property
@@ -223,7 +223,7 @@ class Correction(NamedTuple):
         return tf.sqrt(second_moment) / self.factor + self.epsilon
 
     def came_late(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
-        """Returns whether the mean square of the residual exceeds that of a step's gradient."""
+        """Whether the mean square of the residual exceeds that of a step's gradient."""
         step_square = tf.reduce_sum(second_moment) / tf.square(self.factor)
         return tf.reduce_sum(tf.square(waiting)) > step_square
 

@@ -135,7 +135,7 @@ class Prediction:
         return self.compute + self.exchange
 
     def is_clearly_shorter_than(self, other: Prediction) -> bool:
-        """Returns whether the step is shorter than another step by more than noise."""
+        """Whether the step is shorter than another step by more than noise."""
         return self.step + self.noise + other.noise < other.step
 
 

@@ -32,7 +32,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 def is_on() -> bool:
-    """Returns whether measuring mode is on for this program."""
+    """Whether measuring mode is on for this program."""
     return VARIABLE in os.environ
 
 

@@ -231,7 +231,7 @@ _BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
 
 
 def trains_like_dense(candidate: Candidate) -> bool | None:
-    """Returns whether a method trained like dense in our measurements; None if not measured.
+    """Whether a method trained like dense in our measurements; None if not measured.
 
     Methods that profit from the division by Adam's second moment were measured with it.
     """

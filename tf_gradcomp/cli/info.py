@@ -96,7 +96,7 @@ def _add_tensorflow(report: _Report) -> None:
 
 
 def is_supported(version: str) -> bool:
-    """Returns whether tf_gradcomp supports this version of TensorFlow."""
+    """Whether tf_gradcomp supports this version of TensorFlow."""
     major, minor = (int(part) for part in version.split(".")[:2])
     found = (major, minor)
     return found == WITH_KERAS_2 or OLDEST_TENSORFLOW <= found <= NEWEST_TENSORFLOW

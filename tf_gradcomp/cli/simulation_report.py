@@ -107,7 +107,7 @@ def _fewer(dense: Sequence[SimulatedTraining], same: Sequence[SimulatedTraining]
 
 
 def _more_is_better(metric: str, dense: Sequence[SimulatedTraining]) -> bool:
-    """Returns whether larger is better, by the metric's name or its course in dense training."""
+    """Whether larger is better, by the metric's name or its course in dense training."""
     if any(part in metric for part in ("acc", "auc", "precision", "recall")):
         return True
     if any(part in metric for part in ("loss", "error", "mae", "mse")):

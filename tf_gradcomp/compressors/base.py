@@ -27,7 +27,6 @@ RESIDUAL = "residual"
 VELOCITY = "velocity"  # the momentum of the compressed gradients; see `TopK`
 GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
 GRADIENT_UNITS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of the compressed gradients
-GRADIENT_NORMS = "gradient_norms"  # of the sums before the last plan
 
 JobState: TypeAlias = Mapping[str, tf.Variable]
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import (
-    GRADIENT_NORMS,
     GRADIENT_SUM,
     Compressor,
     Hook,
@@ -24,11 +23,9 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.plans import PlanInForce, Plannable, StoredPlan, plan_layers
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import Request
-from tf_gradcomp.compressors.settings import Valid, is_number, member_of
 from tf_gradcomp.compressors.stages import has_stages
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
-_STEADY = 0.5  # Accordion: the share by which a norm may differ from the norm of the period before
 _LOG = tf.get_logger()
 _WHO_PLANS = (
     "L-GreCo uses the settings of its method until a plan is made. Plan with "
@@ -50,7 +47,7 @@ class LayerPlanner(Hook):
 
     @property
     def layers(self) -> list[int]:
-        """Returns the places of the variables whose settings can be planned."""
+        """Returns the indices of the variables whose settings can be planned."""
         return [index for index, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
 
     def settings_over_time(self, plans: Sequence[PlanInForce]) -> dict[str, list[int]]:
@@ -71,8 +68,7 @@ class LayerPlanner(Hook):
 
     def no_change(self) -> np.ndarray:
         """Returns a proposal in which all layers keep their own settings."""
-        parts = 2 if self.lgreco.plan.keeps_norms else 1
-        return np.zeros(3 + parts * len(self.specs))
+        return np.zeros(3 + len(self.specs))
 
     def propose(
         self, state: Sequence[np.ndarray], job_state: Mapping[str, tf.Variable]
@@ -80,8 +76,8 @@ class LayerPlanner(Hook):
         """Plans from each variable's gradient sum. Logs the reason if there is no plan.
 
         Returns:
-            float64 [3 + variables]: the plan's expected outcome, and the plan. With Accordion, the
-            norms of the sums follow. Without any gradients, the proposal in force.
+            float64 [3 + variables]: the plan's expected outcome, and the plan. Without any
+            gradients, the proposal in force.
         """
         proposed, sums = self.no_change(), state
         # Excludes gradients that the method never exchanges, such as tables that are sent as
@@ -93,21 +89,7 @@ class LayerPlanner(Hook):
         specs = [self.specs[index] for index in indices]
         choices = [self.lgreco.choices(spec) for spec in specs]
         active_sums = [sums[index] for index in indices]
-        steady = None
-        if self.lgreco.plan.keeps_norms:
-            norms = np.array([np.linalg.norm(total) for total in sums])
-            before = job_state[GRADIENT_NORMS].numpy()
-            steady = (np.abs(norms - before) < _STEADY * before)[indices]
-            proposed[3 + len(sums) :] = norms
-        plan = plan_layers(
-            self.lgreco.method,
-            specs,
-            active_sums,
-            choices,
-            self.lgreco.budget,
-            steady=steady,
-            replicas=self.replicas,
-        )
+        plan = plan_layers(self.lgreco.method, specs, active_sums, choices, replicas=self.replicas)
         if plan.reason:
             _LOG.warning(_KEPT, text_of(self.lgreco.method), plan.reason)
             return proposed
@@ -130,8 +112,6 @@ class LayerPlanner(Hook):
         return self.lgreco.plan.in_force(self.specs, job_state)
 
 
-UNIFORM, ACCORDION = "uniform", "accordion"
-_BUDGET = Valid("a number of at least 0", lambda budget: is_number(budget) and budget >= 0)
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
@@ -163,19 +143,12 @@ class LGreCo(Compressor):
             layers and as its constructor takes them. By default, for each layer a range around its
             own: half of it to twice as many for ranks and bits, and a tenth to ten times for
             densities, bins and rates.
-        budget: The allowed error of plans, as a multiple of the reference's error. With 0, or a
-            number that is not finite, there is no plan.
-        reference: `"uniform"`, the method's own settings; or `"accordion"`: where the norm of a
-            layer's gradients is steady, less than half larger or smaller than in the period before,
-            the reference is the choice with the fewest bytes instead. Plans may therefore miss
-            more, and send less, once training has calmed down. (Accordion:
-            https://arxiv.org/abs/2010.16248.)
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. The sum
             excludes the steps of a warm-up.
 
     Raises:
-        ValueError: If the method's settings cannot be planned or the method has its own warm-up, a
-            choice is out of range, the budget is negative, or the reference is unknown.
+        ValueError: If the method's settings cannot be planned or the method has its own warm-up, or
+            a choice is out of range.
 
     Reference:
         Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
@@ -188,8 +161,6 @@ class LGreCo(Compressor):
         self,
         method: str | Mapping[str, Any] | Compressor = "power_sgd",
         choices: Sequence[Any] | None = None,
-        budget: float = 1.0,
-        reference: str = UNIFORM,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -199,9 +170,7 @@ class LGreCo(Compressor):
             raise ValueError("LGreCo: choices has no values; give some, or None for a range.")
         for kind in LAYER_KINDS:  # reports invalid values now
             self.choices(dataclasses.replace(_PLANNABLE, kind=kind))
-        self.budget = float(_BUDGET.checked("LGreCo: budget", budget))
-        self.reference = member_of(UNIFORM, ACCORDION).checked("LGreCo: reference", reference)
-        self.plan = StoredPlan(self.method, self.values, keeps_norms=reference == ACCORDION)
+        self.plan = StoredPlan(self.method, self.values)
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
         self.has_gpu_kernels = self.method.has_gpu_kernels
@@ -213,7 +182,7 @@ class LGreCo(Compressor):
         return {**specs, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""
+        """Returns the plan and its expected outcome."""
         return {**self.method.job_state(specs), **self.plan.specs(len(specs))}
 
     def hook(self, specs: Sequence[GradientSpec], replicas: int) -> LayerPlanner:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import GRADIENT_NORMS, Compressor, JobStateSpec, StateSpec
+from tf_gradcomp.compressors.base import Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 LEAST_ELEMENTS = 1024  # in a planned variable, as in CGX
@@ -72,7 +72,7 @@ class Plannable(Compressor):
 
 
 def is_planned(spec: GradientSpec) -> bool:
-    """Returns whether the variable is large enough for its own plan, and not a vector."""
+    """Whether the variable is large enough for its own plan, and not a vector."""
     return spec.kind != VECTOR and spec.elements >= LEAST_ELEMENTS
 
 
@@ -107,7 +107,7 @@ class Table(NamedTuple):
     settings: list[int]  # as `Compressor.settings` has them
     bytes: np.ndarray  # float64 [settings], of the payload
     errors: np.ndarray  # float64 [settings]; NaN if the gradient is not finite
-    default: int  # the place of the uniform setting among them
+    default: int  # the index of the uniform setting among them
 
 
 def table(
@@ -148,7 +148,6 @@ def knapsack(
     errors: Sequence[np.ndarray],
     default: Sequence[int],
     steps: int = 10_000,
-    budget: float = 1.0,
 ) -> list[int]:
     """Chooses one setting per layer: least total size within an error budget.
 
@@ -160,15 +159,14 @@ def knapsack(
         errors: The error of each choice, 0 or more, in the same shapes. A choice whose error is not
             finite is never made.
         default: The index of each layer's uniform choice. The budget is the sum of the errors of
-            these choices, times `budget`.
+            these choices.
         steps: The number of steps that the budget is divided into.
-        budget: At least 0.
 
     Returns:
         The index of each layer's choice. Returns `default` if the budget is zero or not finite, or
-        if `default` is within the budget and no smaller choices are.
+        if no smaller choices are within it.
     """
-    allowed = budget * sum(error[index] for error, index in zip(errors, default, strict=True))
+    allowed = sum(error[index] for error, index in zip(errors, default, strict=True))
     if not 0 < allowed < math.inf:
         return list(default)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -189,8 +187,7 @@ def knapsack(
             chosen[layer, first:][is_smaller] = choice
     used = int(np.argmin(smallest))
     uniform = sum(size[index] for size, index in zip(sizes, default, strict=True))
-    # With a smaller budget, the uniform choices are not within it.
-    if not smallest[used] < (uniform if budget >= 1 else math.inf):
+    if not smallest[used] < uniform:
         return list(default)
     choices = list(default)
     for layer in reversed(range(len(sizes))):
@@ -219,15 +216,12 @@ def plan_layers(
     specs: Sequence[GradientSpec],
     gradients: Sequence[np.ndarray],
     choices: Sequence[Sequence[int] | None] | None = None,
-    budget: float = 1.0,
     defaults: Sequence[int] | None = None,
-    steady: Sequence[bool] | None = None,
     replicas: int = 1,
 ) -> Plan:
-    """Minimizes the bytes while the summed error stays within the reference's error.
+    """Minimizes the bytes while the summed error stays within that of the uniform settings.
 
-    The reference is the uniform setting, or the choice with the fewest bytes for layers that are
-    `steady`. If there is no plan, the result has the uniform settings and the reason.
+    If there is no plan, the result has the uniform settings and the reason.
     """
     if defaults is None:
         defaults = compressor.settings(specs)
@@ -244,19 +238,7 @@ def plan_layers(
     layers = [tables[i] for i in planned]
     uniform = [layer.default for layer in layers]
     allowed = _error(layers, uniform)
-    if steady is not None and allowed > 0:
-        reference = [
-            int(layer.bytes.argmin()) if steady[i] else layer.default
-            for i, layer in zip(planned, layers, strict=True)
-        ]
-        budget *= _error(layers, reference) / allowed
-    allowed *= budget
-    best = knapsack(
-        [layer.bytes for layer in layers],
-        [layer.errors for layer in layers],
-        uniform,
-        budget=budget,
-    )
+    best = knapsack([layer.bytes for layer in layers], [layer.errors for layer in layers], uniform)
     for i, index in zip(planned, best, strict=True):
         indices[i] = index
 
@@ -287,8 +269,6 @@ def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str
         return "the budget of errors is not finite"
     if allowed <= 0:
         return "the budget of errors is 0"
-    if _error(layers, best) > allowed:
-        return "no plan is within the budget"
     return "no plan within the budget sends less"
 
 
@@ -317,35 +297,27 @@ class PlanInForce(NamedTuple):
 
 
 class StoredPlan:
-    """Reads and writes a plan, its expected outcome and gradient norms in a job's state.
+    """Knows how the state of a job holds a plan and its expected outcome.
 
-    Outside that state, a plan is a vector of float64: the outcome, one number for each variable,
-    and the norms if they are kept.
+    Outside that state, a plan is a vector of float64: the outcome, then a number for each variable.
 
     Args:
         method: The method whose settings are planned.
         values: The values of the method's main setting among which plans choose, if given.
-        keeps_norms: Whether plans compare the norms of gradients with the norms before.
     """
 
-    def __init__(
-        self, method: Plannable, values: Sequence[Any] | None, *, keeps_norms: bool
-    ) -> None:
-        self.keeps_norms = keeps_norms
+    def __init__(self, method: Plannable, values: Sequence[Any] | None) -> None:
         self._method, self._values = method, values
         # Methods have different plans.
         self.name, self._outcome = f"{method.name}_plan", f"{method.name}_plan_outcome"
-        self._names = [self._outcome, self.name, *([GRADIENT_NORMS] if keeps_norms else [])]
         self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
 
     def specs(self, variables: int) -> dict[str, JobStateSpec]:
         """Returns the state of a job with this number of variables."""
-        specs = {
-            self.name: JobStateSpec((variables,), "int64"),
+        return {
             self._outcome: JobStateSpec((3,)),
-            GRADIENT_NORMS: JobStateSpec((variables,), in_gradient_units=True),
+            self.name: JobStateSpec((variables,), "int64"),
         }
-        return {name: spec for name, spec in specs.items() if name in self._names}
 
     def settings(self, specs: Sequence[GradientSpec], plan: tf.Tensor) -> tf.Tensor:
         """Returns the settings of a plan, or the own setting if a plan has none of the choices.
@@ -380,14 +352,13 @@ class StoredPlan:
 
     def read(self, job_state: Mapping[str, tf.Variable]) -> np.ndarray:
         """Returns the plan that a replica has installed."""
-        return np.concatenate([job_state[name].numpy().astype(np.float64) for name in self._names])
+        parts = (job_state[name].numpy() for name in (self._outcome, self.name))
+        return np.concatenate([part.astype(np.float64) for part in parts])
 
     def write(self, plan: np.ndarray, job_state: Mapping[str, tf.Variable]) -> None:
         """Installs a plan on one replica."""
-        variables = [job_state[name] for name in self._names]
-        ends = np.cumsum([variable.shape[0] for variable in variables])
-        for variable, values in zip(variables, np.split(plan, ends[:-1]), strict=True):
-            variable.assign(values.astype(variable.dtype.as_numpy_dtype))
+        job_state[self._outcome].assign(plan[:3].astype(np.float32))
+        job_state[self.name].assign(plan[3:].astype(np.int64))
 
     def in_force(
         self, specs: Sequence[GradientSpec], job_state: Mapping[str, tf.Variable]

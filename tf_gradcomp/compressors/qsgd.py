@@ -14,14 +14,7 @@ from tf_gradcomp.compressors.aggregation import sum_payloads
 from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
-from tf_gradcomp.compressors.settings import (
-    BOOL,
-    SEED,
-    PerVariable,
-    Valid,
-    is_whole_number,
-    whole_number,
-)
+from tf_gradcomp.compressors.settings import PerVariable, Valid, is_whole_number, whole_number
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
 MIN_BITS, MAX_BITS = 2, 8
@@ -39,8 +32,9 @@ class QSGD(Plannable):
     """Quantization to a few bits per element, with error feedback.
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
-    element and the unit between two levels as float32, and for each element a level of `bits` bits;
-    the rounding error stays in the residual. The ratio is about 32 / bits for any gradients: 7.8
+    element and the unit between two levels as float32, and for each element a level of `bits` bits.
+    Elements are rounded up or down at random, so that the sent value is right on average; the
+    rounding error stays in the residual. The ratio is about 32 / bits for any gradients: 7.8
     for a ResNet with 4 bits. Payloads are gathered, so the bytes that each replica receives grow
     with the number of replicas. On digits with 2 and 8 replicas, AdaComp sent less, was as accurate
     and took less time.
@@ -57,18 +51,13 @@ class QSGD(Plannable):
             defaults), vectors too. A kind with None is sent whole, as float32 in the same payload.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536. Smaller buckets have
             smaller units, and cost 64 bits each.
-        stochastic: Whether an element is rounded up or down at random, so that the sent value is
-            right on average. Otherwise it is rounded to the nearest level, which has a smaller
-            error in each step; the residual corrects the bias.
         overrides: Bits or None by regular expression over variable paths, with precedence over
             `bits`; the first expression that is found anywhere in the path counts.
-        seed: Seed of the random numbers. The random numbers depend only on the seed, step, replica,
-            variable and element.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If bits, bucket size, seed or a layer kind are out of range, `stochastic` is no
-            bool, or a pattern is not a regular expression.
+        ValueError: If bits, bucket size or a layer kind are out of range, or a pattern is not a
+            regular expression.
 
     Reference:
         Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
@@ -84,9 +73,7 @@ class QSGD(Plannable):
         self,
         bits: int | Mapping[str, int | None] | None = 4,
         bucket_size: int = 1024,
-        stochastic: bool = True,
         overrides: Mapping[str, int | None] | None = None,
-        seed: int = 0,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -96,8 +83,6 @@ class QSGD(Plannable):
         self.bits = PerVariable("QSGD: bits", bits, defaults, overrides, _BITS)
         self.overrides = self.bits.overrides
         self.bucket_size = _BUCKET_SIZE.checked("QSGD: bucket_size", bucket_size)
-        self.stochastic = BOOL.checked("QSGD: stochastic", stochastic)
-        self.seed = SEED.checked("QSGD: seed", seed)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Bits of a level of each variable; 0 if it is sent whole."""
@@ -116,10 +101,8 @@ class QSGD(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns bytes and errors; with random rounding, the root of the expected square."""
-        errors = ops.qsgd_errors(
-            values, settings, bucket_size=self.bucket_size, stochastic=self.stochastic
-        )
+        """Returns bytes, and roots of the expected squares of errors."""
+        errors = ops.qsgd_errors(values, settings, bucket_size=self.bucket_size)
 
         def cost(bits: int, error: float) -> Cost:
             if bits == SENT_WHOLE:
@@ -141,8 +124,6 @@ class QSGD(Plannable):
             inputs.gradients,
             inputs.step,
             replica=inputs.rank,
-            stochastic=self.stochastic,
-            seed=self.seed,
             **layout,
         )
         payloads = yield AllGather(payload, same_length=True)

@@ -21,7 +21,7 @@ class Valid(NamedTuple):
     holds: Callable[[Any], bool]  # returns whether a value is valid
 
     def checked(self, what: str, value: Any) -> Any:
-        """Returns a value of `what`, such as `"QSGD: seed"`; raises ValueError if not valid."""
+        """Returns a value of `what`, such as `"QSGD: bits"`; raises ValueError if not valid."""
         if not self.holds(value):
             raise ValueError(f"{what} must be {self.expected}; received {value!r}.")
         return value
@@ -66,9 +66,6 @@ def member_of(*values: int | str) -> Valid:
 
 BOOL = Valid("True or False", lambda value: isinstance(value, bool))
 SHARE = Valid("a number above 0 and up to 1", is_share)
-SEED = Valid(
-    "a whole number from 0 to 2^63 - 1", lambda value: is_whole_number(value, 0, 2**63 - 1)
-)
 
 
 class PerVariable(Generic[Value]):

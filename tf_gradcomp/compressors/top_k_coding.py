@@ -37,7 +37,7 @@ class Coding:
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether this is the format that the ops write."""
+        """Whether this is the format that the ops write."""
         return self.chunk is None and self.value_bits == FLOAT_BITS
 
     @property
@@ -172,9 +172,9 @@ class ShortPayloads:
         ]
         scales, counts, indices, codes, whole = tf.split(body, sections)
         if self._coding.chunk is not None:
-            counts = tf.cast(_unpacked(counts, count_bits, chunks), tf.int64)
+            counts = tf.cast(unpack_codes(counts, count_bits, chunks), tf.int64)
             indices = self._out_of_chunks(
-                counts, _unpacked(indices, self._coding.index_bits, count)
+                counts, unpack_codes(indices, self._coding.index_bits, count)
             )
         values = self._decoded(scales, codes)
         plain = self._join_body(_Entries(indices, values, whole))
@@ -198,13 +198,13 @@ class ShortPayloads:
             return tf.zeros([0], tf.int32), tf.bitcast(values, tf.int32), values
         scales, codes = encode_values(values, self._entry_scale, self._counts, bits)
         sent = decode_values(scales[tf.newaxis], codes[tf.newaxis], self._entry_scale, bits)[0]
-        return tf.bitcast(scales, tf.int32), _packed(codes, bits), sent
+        return tf.bitcast(scales, tf.int32), pack_codes(codes, bits), sent
 
     def _decoded(self, scales: tf.Tensor, codes: tf.Tensor) -> tf.Tensor:
         bits = self._coding.value_bits
         if bits == FLOAT_BITS:
             return tf.bitcast(codes, tf.float32)
-        codes = _unpacked(codes, bits, tf.size(self._entry_tensor))
+        codes = unpack_codes(codes, bits, tf.size(self._entry_tensor))
         scales = tf.bitcast(scales, tf.float32)
         return decode_values(scales[tf.newaxis], codes[tf.newaxis], self._entry_scale, bits)[0]
 
@@ -218,7 +218,7 @@ class ShortPayloads:
         count = tf.reduce_sum(self._chunks)
         counts = tf.math.unsorted_segment_sum(tf.ones_like(indices), chunk_of, count)
         offsets = tf.cast(unsigned % chunk, tf.int32)
-        return _packed(counts, chunk.bit_length()), _packed(offsets, self._coding.index_bits)
+        return pack_codes(counts, chunk.bit_length()), pack_codes(offsets, self._coding.index_bits)
 
     def _out_of_chunks(self, counts: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """Returns positions in the tensors; arbitrary numbers if the counts are malformed."""
@@ -263,7 +263,7 @@ def _shifted(words: tf.Tensor, shift: int) -> tf.Tensor:
 
 
 @tf.function(autograph=False, reduce_retracing=True)  # a shorter graph
-def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
+def pack_codes(codes: tf.Tensor, bits: int) -> tf.Tensor:
     """Codes of any number of bits in whole words, the first in the lowest bits; int32 [words]."""
     padded = tf.pad(tf.cast(codes, tf.uint32), [[0, -tf.size(codes) % 32]])
     columns = tf.unstack(tf.reshape(padded, [-1, 32]), axis=1)
@@ -275,8 +275,8 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 @tf.function(autograph=False, reduce_retracing=True)
-def _unpacked(words: tf.Tensor, bits: int, count: tf.Tensor) -> tf.Tensor:
-    """The first `count` codes in words; int32 [number]."""
+def unpack_codes(words: tf.Tensor, bits: int, number: tf.Tensor) -> tf.Tensor:
+    """The first `number` codes in words; int32 [number]."""
     padded = tf.pad(tf.bitcast(words, tf.uint32), [[0, -tf.size(words) % bits]])
     columns = tf.unstack(tf.reshape(padded, [-1, bits]), axis=1)
     codes = [tf.zeros_like(columns[0]) for _ in range(32)]
@@ -284,4 +284,4 @@ def _unpacked(words: tf.Tensor, bits: int, count: tf.Tensor) -> tf.Tensor:
         codes[code] = tf.bitwise.bitwise_or(codes[code], _shifted(columns[word], -shift))
     mask = tf.constant(2**bits - 1, tf.uint32)
     masked = tf.bitwise.bitwise_and(tf.reshape(tf.stack(codes, 1), [-1]), mask)
-    return tf.cast(masked, tf.int32)[:count]
+    return tf.cast(masked, tf.int32)[:number]

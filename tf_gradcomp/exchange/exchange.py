@@ -54,7 +54,7 @@ class GradientExchange(tf.Module):
         specs: The spec of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: The state that candidates keep for the whole job, by name.
-        indices: The places of the variables among those that the exchange was built for.
+        indices: The indices of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
         hooks: The hooks of the method between two steps, such as L-GreCo's plans.
@@ -220,7 +220,7 @@ class GradientExchange(tf.Module):
             return take_step(self.setup, communicators, indices, gradients, updates, observe)
 
     def _agreed_indices(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
-        """Returns the places of variables once all workers have gradients for the same ones."""
+        """Returns the indices of variables once all workers have gradients for the same ones."""
         indices = self.indices.check(variables)
         specs = [self.specs[index] for index in indices]
         check_shapes(gradients, specs)
@@ -272,7 +272,7 @@ class GradientExchange(tf.Module):
     def divided_gradients(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
         """Returns the gradients that are divided before they are exchanged.
 
-        By their places in `variables`, the values are bool scalars: whether the latest step mostly
+        By their positions in `variables`, the values are bool scalars: whether the latest step mostly
         delayed the gradient.
         """
         delayed = self.replica().local(self.setup.variables.delayed).read_value()

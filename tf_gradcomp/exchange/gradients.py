@@ -96,7 +96,7 @@ def times(gradient: tf.Tensor | tf.IndexedSlices, factor: int) -> tf.Tensor | tf
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
-    """Returns whether all gradients of this replica are finite, as a bool scalar."""
+    """Whether all gradients of this replica are finite, as a bool scalar."""
     finite = [tf.math.is_finite(_values(gradient)) for gradient in gradients]
     return tf.reduce_all(to_scalars(tf.reduce_all, finite))
 
@@ -288,7 +288,7 @@ class VariableIndices:
         self._exchanged = exchanged
 
     def get(self, variable: Any) -> int | None:
-        """Returns the place of a TensorFlow or Keras variable; None if the exchange lacks it."""
+        """Returns the index of a TensorFlow or Keras variable; None if the exchange lacks it."""
         index = self._indices.get(id(native(variable)))
         # A new variable may have the id of a deleted one.
         if index is None or self._variables[index]() is not native(variable):
@@ -296,15 +296,15 @@ class VariableIndices:
         return index
 
     def include(self, variables: Sequence[Any]) -> bool:
-        """Returns whether the exchange was built for all of `variables`."""
+        """Whether the exchange was built for all of `variables`."""
         return all(self.get(variable) is not None for variable in variables)
 
     def of(self, variables: Sequence[Any]) -> list[int]:
-        """Returns the places of variables; raises ValueError for one that the exchange lacks."""
+        """Returns the indices of variables; raises ValueError for one that the exchange lacks."""
         return [self._index(variable) for variable in variables]
 
     def check(self, variables: Sequence[Any]) -> list[int]:
-        """Returns the places of variables that have gradients.
+        """Returns the indices of variables that have gradients.
 
         Raises:
             ValueError: If the exchange lacks a variable, or does not exchange gradients of its

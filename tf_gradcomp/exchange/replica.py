@@ -26,11 +26,11 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class Replica:
-    """One replica of this process, which accesses its variables by the places of gradients.
+    """One replica of this process, which accesses its variables by the indices of gradients.
 
     Args:
         setup: The parts of the exchange.
-        indices: The places, in the setup, of the gradients.
+        indices: The indices, in the setup, of the gradients.
         local_replica: The number of the replica among the replicas of this process.
         communicator: Reaches the other replicas; None outside a step.
     """
@@ -104,7 +104,7 @@ class Replica:
         local.assign(values)
 
     def _is_every(self, indices: Sequence[int]) -> bool:
-        """Returns whether these are all gradients in their order, so that nothing is selected."""
+        """Whether these are all gradients in their order, so that nothing is selected."""
         return list(indices) == list(range(len(self.setup.specs)))
 
     @property
@@ -113,7 +113,7 @@ class Replica:
         return 1.0 if self.setup.residual_scale is None else self.setup.residual_scale
 
     def has_residuals(self, positions: Sequence[int]) -> tf.Tensor:
-        """Returns whether the residuals of some gradients may be nonzero."""
+        """Whether the residuals of some gradients may be nonzero."""
         return tf.reduce_any(self.fact(self.setup.variables.facts.has_residual, positions))
 
     def add_residuals(

@@ -171,7 +171,7 @@ def _convert_gradients_state(
 
 
 def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf.Tensor) -> bool:
-    """Returns whether a job is known to begin, so that all state is zeros."""
+    """Whether a job is known to begin, so that all state is zeros."""
     has_state = tf.logical_or(taken, replica.fact(replica.setup.variables.facts.has_residual))
     if not _is_known(
         tf.logical_and(tf.equal(updates, 0), tf.logical_not(tf.reduce_any(has_state)))
@@ -184,7 +184,7 @@ def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf
 
 
 def _is_known(fact: tf.Tensor) -> bool:
-    """Returns whether a fact is known to be true; in a graph, no fact is known.
+    """Whether a fact is known to be true; in a graph, no fact is known.
 
     Correct state stays untouched, because a graph may use it while Python converts the rest.
     """

@@ -55,7 +55,7 @@ class UnfinishedWork(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Returns whether work has begun and not ended."""
+        """Whether work has begun and not ended."""
 
     def finish(self) -> None:
         """Finishes the work; all processes call it between the same two steps."""
@@ -249,7 +249,7 @@ class Saving:
         variable.assign(value / entry.group.size if entry and not entry.by_strategy else value)
 
     def is_per_process(self, variable: Any) -> bool:
-        """Returns whether each process has its own copy of a variable, without a strategy."""
+        """Whether each process has its own copy of a variable, without a strategy."""
         entry = self._summed.get(id(native(variable)))
         return entry is not None and not entry.by_strategy
 

@@ -164,11 +164,11 @@ class Setup:
         return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
 
     def is_large(self, index: int) -> bool:
-        """Returns whether a table is too large to be made dense."""
+        """Whether a table is too large to be made dense."""
         return sparse.is_large(self.specs[index], self.policy.max_dense_elements)
 
     def stays_sparse(self, index: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-        """Returns whether a gradient is summed as slices, and not by the compressor."""
+        """Whether a gradient is summed as slices, and not by the compressor."""
         spec, most = self.specs[index], self.policy.max_dense_elements
         return sparse.stays_sparse(gradient, spec, self.compressor, most)
 

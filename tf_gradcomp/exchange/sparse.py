@@ -47,7 +47,7 @@ def like_gradient(
 
 
 def is_large(spec: GradientSpec, max_dense_elements: int) -> bool:
-    """Returns whether a table is too large for its slices to be made dense."""
+    """Whether a table is too large for its slices to be made dense."""
     return spec.elements > max_dense_elements
 
 
@@ -67,7 +67,7 @@ def stays_sparse(
     compressor: Compressor,
     max_dense_elements: int,
 ) -> bool:
-    """Returns whether a gradient is summed as slices, without the method."""
+    """Whether a gradient is summed as slices, without the method."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     return compressor.slices_dtype is not None or is_large(spec, max_dense_elements)
@@ -142,7 +142,7 @@ def _unpacked(
 def prefer_dense(
     slices: tf.IndexedSlices, rows: int, replicas: int, tag: tf.Tensor
 ) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
-    """Returns whether summing a whole table sends less than gathering its slices.
+    """Whether summing a whole table sends less than gathering its slices.
 
     Summing sends less if slices cover most of the table, as for an embedding that is also the
     output layer. A ring forwards each replica's slices to all other replicas, but sends a table

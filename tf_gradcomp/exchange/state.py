@@ -227,7 +227,7 @@ class Facts(tf.Module):
         self.moments_since = local_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
     def all_zero(self) -> bool:
-        """Returns whether the replicas' state of every gradient is all zeros."""
+        """Whether the replicas' state of every gradient is all zeros."""
         return not (self.has_residual.numpy().any() or self.moments_taken.numpy().any())
 
     @property

@@ -120,7 +120,7 @@ def _sum_slices(
     gradients: Sequence[Gradients],
     sums: list[Any],
 ) -> list[Sent]:
-    """Sums slices without the compressor; puts the sums at their places."""
+    """Sums slices without the compressor; puts the sums at their positions."""
     setup, indices = replicas[0].setup, replicas[0].indices
     large = [position for position in positions if setup.is_large(indices[position])]
     if not setup.group.is_collective:

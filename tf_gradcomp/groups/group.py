@@ -59,7 +59,7 @@ class Group(abc.ABC):
     @property
     @abc.abstractmethod
     def is_collective(self) -> bool:
-        """Returns whether replicas communicate by collectives that a common branch may contain."""
+        """Whether replicas communicate by collectives that a common branch may contain."""
 
     @property
     @abc.abstractmethod

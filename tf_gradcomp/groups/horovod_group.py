@@ -125,7 +125,7 @@ class HorovodGroup(Group):
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]
-        """Returns whether there is only one process, which saves as under a strategy."""
+        """Whether there is only one process, which saves as under a strategy."""
         return self.size == 1
 
     def check_current(self) -> None:

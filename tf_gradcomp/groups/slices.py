@@ -59,7 +59,7 @@ def assuming_independent(gradients: Iterable[Any]) -> Iterator[None]:
 
 
 def is_independent(gradient: Any) -> bool:
-    """Returns whether a gradient is of a lookup that does not depend on the batch.
+    """Whether a gradient is of a lookup that does not depend on the batch.
 
     A traced step computes the rows of such a lookup from none of its arguments. An eager step does
     not show where its tensors come from.

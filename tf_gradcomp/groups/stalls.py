@@ -77,7 +77,7 @@ class Position(NamedTuple):
 
     @property
     def in_collective(self) -> bool:
-        """Returns whether the worker waits for others."""
+        """Whether the worker waits for others."""
         return self.events % 2 == 1
 
 

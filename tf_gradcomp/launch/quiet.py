@@ -43,12 +43,12 @@ _MOST_COMPARED = 16  # tracebacks
 
 
 def is_wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether to omit lines: not if the user asks for all of TensorFlow's lines."""
+    """Whether to omit lines: not if the user asks for all of TensorFlow's lines."""
     return not verbose and env.get(LEVEL) != "0"
 
 
 def is_noise(line: str) -> bool:
-    """Returns whether a line is of TensorFlow's start-up, and no user needs it."""
+    """Whether a line is of TensorFlow's start-up, and no user needs it."""
     return bool(_NOISE.match(line))
 
 
@@ -131,7 +131,7 @@ class Quiet:
                 yield None, f"the same error on {whom}."
 
     def _are_over(self, held: Sequence[_Block]) -> bool:
-        """Returns whether tracebacks are complete; a paused worker may be in the middle of one."""
+        """Whether tracebacks are complete; a paused worker may be in the middle of one."""
         now = _now()
         if any(now - block.began > _LONGEST_HELD for block in held):
             return True
@@ -174,7 +174,7 @@ def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:
 
 
 def _has_error(traceback: Sequence[str]) -> bool:
-    """Returns whether a traceback has come to its error, which is not indented."""
+    """Whether a traceback has come to its error, which is not indented."""
     return any(line.strip() and not line[0].isspace() for line in traceback[1:])
 
 

@@ -34,7 +34,7 @@ class WorkerEnd:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Returns whether the worker failed before the launcher ended it."""
+        """Whether the worker failed before the launcher ended it."""
         return self.returncode != 0 and not self.ended_by_launcher
 
     @property
@@ -163,7 +163,7 @@ class JobResult:
 
 
 def is_message(line: str) -> bool:
-    """Returns whether a line of a traceback is an error's, and not of a frame.
+    """Whether a line of a traceback is an error's, and not of a frame.
 
     Frames are indented, and also the marks under their code, except some marks of a long line.
     """

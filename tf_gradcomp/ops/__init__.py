@@ -7,16 +7,11 @@ and `tf.errors.FailedPreconditionError` if a variable is not initialized.
 from tf_gradcomp.ops.chunks import (
     Chunked,
     ChunkSplit,
-    LeaderSelection,
     chunk_apply,
     chunk_draw,
     chunk_select,
     chunk_split,
     chunk_take,
-    leader_apply,
-    leader_index_words,
-    leader_select,
-    leader_take,
 )
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.payload import pass_if_equal, payload_read, payload_write, payloads_finite
@@ -58,7 +53,6 @@ from tf_gradcomp.ops.sparsification import (
 __all__ = [
     "ChunkSplit",
     "Chunked",
-    "LeaderSelection",
     "LibraryError",
     "SecondMoments",
     "SketchSettings",
@@ -72,10 +66,6 @@ __all__ = [
     "chunk_take",
     "count_sketch",
     "count_sketch_largest",
-    "leader_apply",
-    "leader_index_words",
-    "leader_select",
-    "leader_take",
     "library_info",
     "local_bin_select",
     "momentum_correction",

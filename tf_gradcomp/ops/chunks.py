@@ -1,6 +1,7 @@
-"""Ops on one entry per chunk, and on entries that a leader selects.
+"""Ops on one entry per chunk, and with chunks of one entry on all entries.
 
-Sums one entry per chunk, at positions that are equal on all replicas: ScaleCom and RandomK.
+Sums one entry per chunk, at positions that are equal on all replicas: ScaleCom and RandomK. LGC
+uses the same ops with chunks of one entry.
 
 Each tensor is cut into chunks, and one entry of each chunk travels. The position of the entry is an
 offset in the chunk, in as many bits as the chunk needs. The offsets of a tensor are packed, the
@@ -18,22 +19,6 @@ If rounding leaves a part of y unsent, m takes beta times this part at I, too.
 
 All arithmetic is float32, in this order, without fused multiply-add.
 `tests.reference.chunks` is the same in NumPy.
-
-Ops that sum entries at positions that a leader has chosen for all replicas; used by LGC.
-
-For each tensor, either the entries of largest magnitude are chosen, or the tensor is sent whole.
-With m the residual and g the gradient of a variable, and I the chosen positions, or all positions
-of a tensor that is sent whole:
-
-    y = m + g
-    contributed: y at I
-    m <- y            elsewhere
-    m <- the part of y at I that was not sent
-
-All arithmetic is float32. Results don't depend on the number of threads.
-
-Source: Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS
-33(12), https://arxiv.org/abs/2103.08870. `tests.reference.lgc` chooses the same in NumPy.
 """
 
 from __future__ import annotations
@@ -85,10 +70,10 @@ def chunk_select(chunked: Chunked, lead: tf.Tensor | bool) -> tuple[tf.Tensor, t
     return library.load().chunk_select(lead=lead, **chunked.arguments())
 
 
-def chunk_draw(chunked: Chunked, step: tf.Tensor | int, *, seed: int) -> tf.Tensor:
-    """Chooses an entry of each chunk from seed and step only; returns offsets, int32 [words]."""
+def chunk_draw(chunked: Chunked, step: tf.Tensor | int) -> tf.Tensor:
+    """Chooses an entry of each chunk from the step only; returns offsets, int32 [words]."""
     step = tf.convert_to_tensor(step, tf.int64)
-    return library.load().chunk_draw(step=step, seed=seed, **chunked.arguments())
+    return library.load().chunk_draw(step=step, **chunked.arguments())
 
 
 class ChunkSplit(NamedTuple):
@@ -121,7 +106,7 @@ def chunk_take(chunked: Chunked, offsets: tf.Tensor, finite: tf.Tensor | bool) -
         finite: bool scalar, whether this replica's gradients are finite.
 
     Returns:
-        float32 [chunks + 1]: y at the chosen places; then 0, or NaN if `finite` is false.
+        float32 [chunks + 1]: y at the chosen positions; then 0, or NaN if `finite` is false.
     """
     return library.load().chunk_take(offsets=offsets, finite=finite, **chunked.arguments())
 
@@ -146,7 +131,7 @@ def chunk_apply(
         totals: float32 [chunks + 1], the sum over the replicas of `chunk_take`.
         local_finite: bool scalar, whether this replica's gradients are finite.
         finite: bool scalar; if false, the step is skipped.
-        rests: float32 [chunks], the part of y at the chosen places that this replica did not
+        rests: float32 [chunks], the part of y at the chosen positions that this replica did not
             send; None means zeros.
         filter: beta above, in (0, 1].
 
@@ -162,109 +147,4 @@ def chunk_apply(
         rests=tf.zeros([0]) if rests is None else rests,
         filter=filter,
         **chunked.arguments(),
-    )
-
-
-class LeaderSelection(NamedTuple):
-    """The arguments that these ops share, for one replica.
-
-    Attributes:
-        residuals: float32 variables or their resource handles.
-        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        entries: The number of chosen entries of each tensor, up to its size, which must then be
-            below 2^31; 0: the tensor is sent whole.
-    """
-
-    residuals: Sequence[tf.Tensor | tf.Variable]
-    gradients: Sequence[tf.Tensor]
-    entries: Settings
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments as the ops take them."""
-        return {
-            "residuals": handles_of(self.residuals),
-            "gradients": list(self.gradients),
-            "entries": tensor_of(self.entries),
-        }
-
-
-def leader_index_words(elements: int, entries: int) -> int:
-    """Returns the number of int32 words for the positions of some entries of a tensor.
-
-    The positions are packed, the lowest bits first, each with the bits that the last position of
-    the tensor needs.
-
-    Args:
-        elements: The tensor's size.
-        entries: The number of chosen entries.
-    """
-    return -(-entries * max(1, (elements - 1).bit_length()) // 32)
-
-
-def leader_select(
-    selection: LeaderSelection, lead: tf.Tensor | bool, *, order: str
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses the entries of largest magnitude of each tensor, the first of equal entries.
-
-    Args:
-        selection: The tensors; nothing is changed.
-        lead: bool scalar. If false, nothing is chosen, and places are zeros.
-        order: Of the entries of a tensor: `"value"`, ascending; `"index"`, ascending; or
-            `"magnitude"`, descending. Equal values keep their order.
-
-    Returns:
-        places, int32 [words], tensor by tensor (see `leader_index_words`), all zeros if y is not
-        finite; and finite, bool scalar: whether all of y is.
-    """
-    return library.load().leader_select(lead=lead, order=order, **selection.arguments())
-
-
-def leader_take(
-    selection: LeaderSelection, indices: tf.Tensor, finite: tf.Tensor | bool
-) -> tf.Tensor:
-    """Returns a replica's values: y at the positions, and all of y for tensors that are sent whole.
-
-    Args:
-        selection: The tensors; nothing is changed.
-        indices: int32 [words], as `leader_select` made them on one replica.
-        finite: bool scalar, whether this replica's y is. If not, zeros are returned.
-
-    Returns:
-        float32 [values], tensor by tensor.
-    """
-    return library.load().leader_take(places=indices, finite=finite, **selection.arguments())
-
-
-def leader_apply(
-    selection: LeaderSelection,
-    indices: tf.Tensor,
-    totals: tf.Tensor,
-    rests: tf.Tensor,
-    local_finite: tf.Tensor | bool,
-    finite: tf.Tensor | bool,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Ends a step: spreads the totals over dense tensors, and keeps unsent values.
-
-    If the step is skipped, a replica with finite gradients keeps its whole gradient.
-
-    Args:
-        selection: Its residuals are updated in place.
-        indices: int32 [words], as `leader_select` made them on one replica.
-        totals: float32 [values], the sum of what all replicas sent, in the order of `leader_take`.
-        rests: float32 [at most values], the unsent parts of the first values that `leader_take`
-            returned. The other values were sent unchanged.
-        local_finite: bool scalar, whether this replica's y is finite.
-        finite: bool scalar; if false, the step is skipped.
-
-    Returns:
-        reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool
-        scalar: whether the step is taken.
-    """
-    return library.load().leader_apply(
-        places=indices,
-        totals=totals,
-        rests=rests,
-        own_finite=local_finite,
-        finite=finite,
-        **selection.arguments(),
     )

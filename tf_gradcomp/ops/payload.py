@@ -107,7 +107,7 @@ def _tensors(settings: Settings | None, num_tensors: int | None) -> dict[str, An
 
 
 def payloads_finite(payloads: tf.Tensor) -> tf.Tensor:
-    """Returns whether no payload has the non-finite flag; bool scalar.
+    """Whether no payload has the non-finite flag; bool scalar.
 
     Args:
         payloads: int32 [replicas, words], payloads of any method, checked by its decoder.

@@ -56,8 +56,6 @@ def qsgd_encode(
     replica: tf.Tensor | int,
     bits: Settings,
     bucket_size: int,
-    stochastic: bool,
-    seed: int,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Packs gradients as levels in buckets.
@@ -72,8 +70,6 @@ def qsgd_encode(
         bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. Bits may change
             between steps; the payload's header has a digest of them.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536.
-        stochastic: Whether values are rounded at random; otherwise to the nearest level.
-        seed: The seed of the random numbers, signed 64-bit.
         fingerprint: Signed 64-bit; the decoder refuses payloads with another fingerprint.
 
     Returns:
@@ -87,8 +83,6 @@ def qsgd_encode(
         replica=tf.cast(replica, tf.int64),
         bits=tensor_of(bits),
         bucket_size=bucket_size,
-        stochastic=stochastic,
-        seed=seed,
         fingerprint=fingerprint,
     )
 
@@ -97,23 +91,20 @@ qsgd_decode = functools.partial(payload.decode, "qsgd")
 qsgd_put_back = functools.partial(payload.put_back, "qsgd")
 
 
-def qsgd_errors(
-    values: tf.Tensor, bits: Settings, *, bucket_size: int, stochastic: bool
-) -> tf.Tensor:
-    """Computes the L2 norms of a tensor's rounding errors at several numbers of bits.
+def qsgd_errors(values: tf.Tensor, bits: Settings, *, bucket_size: int) -> tf.Tensor:
+    """Computes expected L2 norms of a tensor's rounding errors at several numbers of bits.
+
+    A norm is the root of its expected square.
 
     Args:
         values: float32, finite, any shape.
         bits: 2 to 8 each, or 0 to send the tensor whole, without an error.
         bucket_size: As for encoding.
-        stochastic: As for encoding. A random error counts by the root of its expected square.
 
     Returns:
         float64 [numbers of bits].
     """
-    return library.load().qsgd_errors(
-        values=values, bits=tensor_of(bits), bucket_size=bucket_size, stochastic=stochastic
-    )
+    return library.load().qsgd_errors(values=values, bits=tensor_of(bits), bucket_size=bucket_size)
 
 
 def sign_sgd_encode(

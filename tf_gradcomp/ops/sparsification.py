@@ -279,8 +279,8 @@ def top_k_keep_velocity(
     )
 
 
-def sidco_choose(values: tf.Tensor, density: float, *, distribution: str, stages: int) -> tf.Tensor:
-    """Finds about the largest entries, by fits of a distribution to the magnitudes.
+def sidco_choose(values: tf.Tensor, density: float) -> tf.Tensor:
+    """Finds about the largest entries, by fits of a generalized Pareto distribution to magnitudes.
 
     Each stage fits the distribution to the magnitudes above the threshold of the stage before, and
     takes its quantile as the next threshold (Abdelmoniem et al., MLSys 2021, arXiv 2101.10761).
@@ -290,22 +290,15 @@ def sidco_choose(values: tf.Tensor, density: float, *, distribution: str, stages
     Args:
         values: float32, finite, fewer than 2^31.
         density: The target share of chosen entries, above 0 and below 1.
-        distribution: `"pareto"` (generalized) or `"exponential"`.
-        stages: Number of fits, 1 or more.
 
     Returns:
-        The places of the chosen entries, ascending, int32: at most twice the share or 64 of them,
+        The indices of the chosen entries, ascending, int32: at most twice the share or 64 of them,
         and at least one, unless all values are zero.
 
     Raises:
         tf.errors.InvalidArgumentError: If `density` is out of range.
     """
-    return library.load().sidco_choose(
-        values=values,
-        density=tf.constant(density, tf.float64),
-        distribution=distribution,
-        stages=stages,
-    )
+    return library.load().sidco_choose(values=values, density=tf.constant(density, tf.float64))
 
 
 class SketchSettings(NamedTuple):
@@ -313,14 +306,10 @@ class SketchSettings(NamedTuple):
 
     Attributes:
         step: int64 scalar; each step draws another sketch.
-        seed: From 0 to 2^63 - 1.
-        rows: 1, 3 or 5.
-        columns: Sums in each row.
+        columns: Sums in each of the three rows.
     """
 
     step: tf.Tensor
-    seed: int
-    rows: int
     columns: int
 
 
@@ -332,7 +321,7 @@ def count_sketch(values: tf.Tensor, settings: SketchSettings) -> tf.Tensor:
         settings: Equal on all replicas that sum their sketches.
 
     Returns:
-        float32 [rows * columns], row by row.
+        float32 [3 * columns], row by row.
     """
     return library.load().count_sketch(values=values, **settings._asdict())
 
@@ -346,13 +335,13 @@ def count_sketch_largest(
     overflows make, counts as infinite.
 
     Args:
-        sums: float32 [rows * columns], the sum of sketches.
+        sums: float32 [3 * columns], the sum of sketches.
         settings: Settings of the sketches.
         size: Entries in each sketched vector, below 2^31.
         count: Entries to find, up to `size`.
 
     Returns:
-        Their places, int32 [count], by descending magnitude; of equal magnitudes, the first.
+        Their positions, int32 [count], by descending magnitude; of equal magnitudes, the first.
     """
     return library.load().count_sketch_largest(
         sums=sums, size=size, count=count, **settings._asdict()

@@ -42,7 +42,7 @@ _all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
 
 
 def is_loss_scaler(optimizer: Any) -> bool:
-    """Returns whether it is a `LossScaleOptimizer`, whose new-style class has no public name."""
+    """Whether it is a `LossScaleOptimizer`, whose new-style class has no public name."""
     return isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
 
 
@@ -58,7 +58,7 @@ def within(optimizer: Any) -> Iterator[Any]:
 
 
 def reduces_by_itself(optimizer: Any) -> bool:
-    """Returns whether a legacy optimizer has a `gradient_aggregator` other than Keras' own."""
+    """Whether a legacy optimizer has a `gradient_aggregator` other than Keras' own."""
     aggregator = getattr(optimizer, "gradient_aggregator", _all_reduce_sum_gradients)
     return aggregator is not _all_reduce_sum_gradients
 
@@ -259,17 +259,17 @@ def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
 
 
 def decays_in_step(lamb: Any, variable: Any) -> bool:
-    """Returns whether tensorflow-addons' LAMB applies weight decay in the update of a variable."""
+    """Whether tensorflow-addons' LAMB applies weight decay in the update of a variable."""
     return lamb._do_use_weight_decay(variable)
 
 
 def adapts_layer(lamb: Any, variable: Any) -> bool:
-    """Returns whether tensorflow-addons' LAMB scales a variable's update by the variable's norm."""
+    """Whether tensorflow-addons' LAMB scales a variable's update by the variable's norm."""
     return lamb._do_layer_adaptation(variable)
 
 
 def looks_for_nans(optimizer: Any) -> bool:
-    """Returns whether a loss scaler wraps it and inspects the sums; a private attribute."""
+    """Whether a loss scaler wraps it and inspects the sums; a private attribute."""
     return getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
 
 

@@ -312,7 +312,7 @@ def batch_of_py_dataset(adapter: Any, index: int) -> Any:
 
 
 def is_of_arrays(adapter: Any) -> bool:
-    """Returns whether a data adapter reads arrays."""
+    """Whether a data adapter reads arrays."""
     return isinstance(adapter, _ArrayDataAdapter)
 
 

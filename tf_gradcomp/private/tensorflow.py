@@ -100,7 +100,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the strategy's replicas communicate by TensorFlow's collectives."""
+    """Whether the strategy's replicas communicate by TensorFlow's collectives."""
     return isinstance(cross_device_ops(strategy), _cross_device_ops.CollectiveAllReduce)
 
 
@@ -414,7 +414,7 @@ def use_logical_cpus(replicas: int) -> None:
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the strategy spans several workers; public API knows only replicas."""
+    """Whether the strategy spans several workers; public API knows only replicas."""
     return strategy.extended._in_multi_worker_mode()
 
 
@@ -434,7 +434,7 @@ def counting_replicas(replicas: int) -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Returns whether TensorFlow has started its runtime, after which no workers can connect.
+    """Whether TensorFlow has started its runtime, after which no workers can connect.
 
     The public functions that would tell start the runtime themselves.
     """
@@ -450,7 +450,7 @@ def anonymous_name() -> str:
 
 
 def in_xla() -> bool:
-    """Returns whether XLA, which has no kernel for our ops, compiles the traced code."""
+    """Whether XLA, which has no kernel for our ops, compiles the traced code."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)
 

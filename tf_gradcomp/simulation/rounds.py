@@ -74,7 +74,7 @@ class LearnersRounds:
 
     @property
     def in_warmup(self) -> bool:
-        """Returns whether the next step is synchronous."""
+        """Whether the next step is synchronous."""
         return self._exchange.exchanges < self._settings.warmup_steps
 
     def step(

@@ -54,7 +54,7 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
 
 
 def writes_file(kind: str, path: str) -> bool:
-    """Returns whether this process writes to a path: False if the chief writes to the same path.
+    """Whether this process writes to a path: False if the chief writes to the same path.
 
     All workers must write files of a `kind`, such as logs, in the same order.
     """

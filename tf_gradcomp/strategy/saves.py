@@ -80,7 +80,7 @@ class Saves:
             _wait_for(f"gradcomp/saved/{save_id}", path)
 
     def writes_file(self, kind: str, path: str) -> bool:
-        """Returns whether this worker writes a file, to its own path or for all workers."""
+        """Whether this worker writes a file, to its own path or for all workers."""
         if self._group.processes.size == 1:
             return True
         self._orders[kind] += 1

@@ -192,7 +192,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def two_level(self) -> bool:
-        """Returns whether the replicas of a host sum their gradients before the exchange."""
+        """Whether the replicas of a host sum their gradients before the exchange."""
         return self._two_level
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
@@ -363,7 +363,7 @@ def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_strategy() -> bool:
-    """Returns whether the program has created this package's strategy."""
+    """Whether the program has created this package's strategy."""
     return bool(_strategies)
 
 

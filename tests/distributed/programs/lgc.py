@@ -16,12 +16,12 @@ from common import Setup, digits, residual_sums, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
+from tf_gradcomp.compressors.lgc.state import AutoencoderHook
 from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
 # Epochs end in phase 1, in phase 2 and in phase 3.
-SETTINGS = {"density": 0.1, "dense_steps": 10, "training_steps": 6, "guard": 0.9}
+SETTINGS = {"density": 0.1, "warmup_steps": 10, "training_steps": 6, "guard": 0.9}
 PAIRS = {"encoder": [[1, 2, 2]], "decoder": [[1, 2, 2]], "slope": 1.0}
 WEIGHTS = {
     "all_reduce": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0],
@@ -59,14 +59,14 @@ def seen(model, exchange):
         del job[local]
     return {
         **state_digest(model),
-        "phase": state.phase,
+        "phase": state.stage,
         "learnt": state.last_learned,
         "collected": len(state.new_vectors()),
         "facts": exchange.hooks.get(AutoencoderHook).facts(exchange.replica().job_state()),
         "skipped": scalar(exchange.skipped_steps),
         "residuals": [float(np.sum(r)) for r in residuals],
         "magnitude": max(float(np.sum(np.abs(r))) for r in residuals),
-        "told": [job[f"lgc_{name}"] for name in ("phase", "collected", "learning", "decoded")],
+        "told": [job[f"lgc_{name}"] for name in ("stage", "collected", "learning", "decoded")],
         "job": job,
     }
 

@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.lgreco import LayerPlanner
 
 BATCH, STEPS, EPOCHS = 32, 4, 5
 PERIOD, LAST_STEP = 6, 9
-METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3, reference='accordion')"
+METHOD = "lgreco(method='power_sgd(rank=3)')"
 data = digits(BATCH * STEPS)
 
 

@@ -56,10 +56,10 @@ METHODS = {
     "adacomp": (C.AdaComp(7), C.AdaComp(8)),
     "cast": (C.Cast("float16"), C.Cast("bfloat16")),
     "lgc": (C.LGC(), C.LGC(guard=0.4)),
-    "lgreco": (C.LGreCo(), C.LGreCo(budget=2)),
+    "lgreco": (C.LGreCo(), C.LGreCo("qsgd")),
     "power_sgd": (C.PowerSGD(1), C.PowerSGD(2)),
     "qsgd": (C.QSGD(4), C.QSGD(8)),
-    "random_k": (C.RandomK(seed=1), C.RandomK(seed=2)),
+    "random_k": (C.RandomK(0.1), C.RandomK(0.2)),
     "scalecom": (C.ScaleCom(beta=0.1), C.ScaleCom(beta=1.0)),
     "top_k": (C.TopK(0.1), C.TopK(0.2)),
 }

@@ -14,7 +14,7 @@ def layers():
 
 
 def plan_within(method):
-    setup = Setup("optimizer", f"lgreco(method='{method}', budget=1.3)")
+    setup = Setup("optimizer", f"lgreco(method='{method}')")
     model = setup.model(layers, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
     plans = gc.callbacks.LayerwisePlan(3, table=False)
     with setup.strategy.scope():

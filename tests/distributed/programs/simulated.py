@@ -15,7 +15,7 @@ METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "arc_top_k": gc.compressors.ArcTopK(0.2, rank=2, block=8),
     # The autoencoder itself is trained in neither: that would magnify what rounding differs in.
-    "lgc": gc.compressors.LGC(density=0.1, dense_steps=4, overrides={"kernel": 0.1}),
+    "lgc": gc.compressors.LGC(density=0.1, warmup_steps=4, overrides={"kernel": 0.1}),
     "lgreco": gc.compressors.LGreCo(gc.compressors.QSGD()),
     "power_sgd": gc.compressors.PowerSGD(2),
     "random_k": gc.compressors.RandomK(0.1),

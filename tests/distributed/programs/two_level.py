@@ -159,7 +159,7 @@ def adam(**settings):
 
 
 def planned():
-    model = built(sgd(), gc.compressors.LGreCo("qsgd", budget=4.0), hidden=[64])
+    model = built(sgd(), gc.compressors.LGreCo("qsgd"), hidden=[64])
     take_steps(model)
     plan = exchange_of(model).plan_settings()
     take_steps(model)

@@ -22,7 +22,7 @@ PAIRS = {  # an autoencoder that keeps the mean of two
 METHODS = {
     **{name: name for name in compressors.names()},
     "lgc": compressors.LGC(
-        density=0.1, dense_steps=10, training_steps=6, guard=0.9, autoencoder=PAIRS
+        density=0.1, warmup_steps=10, training_steps=6, guard=0.9, autoencoder=PAIRS
     ),
     "lgreco": compressors.LGreCo("top_k"),
     "bfloat16": compressors.Cast("bfloat16"),
@@ -80,7 +80,7 @@ def train(method):
         "payload": traffic.payload_bytes,
         "sent": traffic.sent_bytes,
         "exchanges": traffic.exchanges,
-        "phase": method == "lgc" and autoencoder_of(optimizer.exchange).phase,
+        "phase": method == "lgc" and autoencoder_of(optimizer.exchange).stage,
         "plan": method == "lgreco" and optimizer.exchange.hooks.plan_in_force().settings,
     }
 

@@ -253,7 +253,7 @@ class _Variable:
 
     @property
     def _is_whole(self) -> bool:
-        """Returns whether it is sent whole."""
+        """Whether it is sent whole."""
         return isinstance(self.sent, int) and self.sent == SENT_WHOLE
 
     @property

@@ -11,11 +11,14 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import zero_if_too_large
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.settings import SEED, SHARE, member_of, whole_number
+from tf_gradcomp.compressors.settings import SHARE
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
-_ROWS = member_of(1, 3, 5)
-_FACTOR = whole_number(1, 1024)
+_ROWS = 3  # of a sketch, in the kernel, too
+# Sums in each row, and entries that are summed exactly, in multiples of the entries that `density`
+# asks for. Estimates are noisy, so more candidates contain more of the largest entries.
+_COLUMNS = 4
+_CANDIDATES = 4
 
 
 class _Plan(NamedTuple):
@@ -30,7 +33,7 @@ class _Plan(NamedTuple):
 class CountSketch(Compressor):
     """Sums entries that are large in summed sketches; ScaleCom sends less and trained better.
 
-    A sketch has a few rows of sums. In each row, every entry of residual plus gradient is added to
+    A sketch has three rows of sums. In each row, every entry of residual plus gradient is added to
     one sum at random, with a random sign. The replicas' sketches are summed, and from the summed
     sketch all replicas compute the same estimate of each entry of the summed gradient. The entries
     with the largest estimates are then summed exactly; the others stay in the residual. No index
@@ -44,15 +47,10 @@ class CountSketch(Compressor):
 
     Args:
         density: The share of the entries that the sketch can recover, above 0 and up to 1.
-        rows: Of the sketch: 1, 3 or 5. An estimate is the median over the rows.
-        columns: Sums in each row, in multiples of the entries that `density` asks for.
-        candidates: The entries that are summed exactly, in the same multiples. The estimates are
-            noisy, so more candidates contain more of the largest entries.
-        seed: Seed of the sketches, which also differ by step.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a setting is out of range.
+        ValueError: If `density` is out of range.
 
     Reference:
         After Xian et al., "Communication-Efficient Adam-Type Algorithms for Distributed Data
@@ -64,21 +62,9 @@ class CountSketch(Compressor):
     name = "count_sketch"
     helped_by_precondition = True
 
-    def __init__(
-        self,
-        density: float = 0.001,
-        rows: int = 3,
-        columns: int = 4,
-        candidates: int = 4,
-        seed: int = 0,
-        **warmup: Any,
-    ) -> None:
+    def __init__(self, density: float = 0.001, **warmup: Any) -> None:
         super().__init__(**warmup)
         self.density = float(SHARE.checked("CountSketch: density", density))
-        self.rows = _ROWS.checked("CountSketch: rows", rows)
-        self.columns = _FACTOR.checked("CountSketch: columns", columns)
-        self.candidates = _FACTOR.checked("CountSketch: candidates", candidates)
-        self.seed = SEED.checked("CountSketch: seed", seed)
 
     def delayed(self, inputs: StepInputs) -> tf.Tensor:
         """True for the variables in the sketch: bool [tensors]."""
@@ -89,7 +75,7 @@ class CountSketch(Compressor):
         """Returns the bytes of the flag, the sketch, the candidates and whole variables."""
         plan = self._plan(specs)
         whole_elements = sum(specs[index].elements for index in plan.whole)
-        return 4 * (1 + whole_elements + self.rows * plan.columns + plan.candidates)
+        return 4 * (1 + whole_elements + _ROWS * plan.columns + plan.candidates)
 
     def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums the sketches, then the entries with the largest estimates."""
@@ -102,7 +88,7 @@ class CountSketch(Compressor):
         *parts, flag = tf.split(taken, [*(spec.elements for spec in specs), 1])
         values = _concat([parts[number] for number in plan.sketched])
         whole = _concat([parts[number] for number in plan.whole])
-        settings = ops.SketchSettings(inputs.step, self.seed, self.rows, plan.columns)
+        settings = ops.SketchSettings(inputs.step, plan.columns)
         own = ops.count_sketch(values, settings) if plan.sketched else tf.zeros([0])
         answer = yield AllReduce(tf.concat([whole, own, flag], 0))
         whole_sum, sums, flag = tf.split(answer, [tf.size(whole), tf.size(own), 1])
@@ -143,15 +129,15 @@ class CountSketch(Compressor):
         sketched = [n for n in indices if specs[n].kind != VECTOR and specs[n].elements > 1]
         elements = sum(specs[n].elements for n in sketched)
         unit = max(1, round(self.density * elements))
-        columns, candidates = self.columns * unit, self.candidates * unit
-        if self.rows * columns + candidates >= elements:
+        columns, candidates = _COLUMNS * unit, _CANDIDATES * unit
+        if _ROWS * columns + candidates >= elements:
             return _Plan(list(indices), [], 0, 0)
         return _Plan([n for n in indices if n not in sketched], sketched, columns, candidates)
 
     def _tensor_bytes(self, specs: Sequence[GradientSpec], plan: _Plan) -> list[int]:
         """Returns the bytes of each tensor: of the sketch and the candidates, by its elements."""
         elements = sum(specs[index].elements for index in plan.sketched)
-        shared = self.rows * plan.columns + plan.candidates
+        shared = _ROWS * plan.columns + plan.candidates
         return [
             4 * (spec.elements * shared // elements if index in plan.sketched else spec.elements)
             for index, spec in enumerate(specs)

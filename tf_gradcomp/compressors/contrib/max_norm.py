@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, request_unless_empt
 from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.plans import Cost, Plannable, distinct, is_planned
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
-from tf_gradcomp.compressors.settings import SEED, PerVariable, Valid, is_whole_number
+from tf_gradcomp.compressors.settings import PerVariable, Valid, is_whole_number
 from tf_gradcomp.ops.payload import MAX_NORM
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
@@ -55,12 +55,10 @@ class MaxNormQuantization(Plannable):
             other entries stay in the residual. None: all entries.
         overrides: Bits, a pair or None by regular expression over variable paths, with precedence
             over `bits`; the first expression that is found anywhere in the path counts.
-        seed: Seed of the random numbers. Random numbers for rounding also depend on the step, the
-            replica and the entry.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If bits, the density, the seed or a layer kind are out of range, or a pattern is
+        ValueError: If bits, the density or a layer kind are out of range, or a pattern is
             not a regular expression.
 
     Reference:
@@ -76,7 +74,6 @@ class MaxNormQuantization(Plannable):
         bits: Bits | Mapping[str, Bits | None] | None = 4,
         density: float | None = None,
         overrides: Mapping[str, Bits | None] | None = None,
-        seed: int = 0,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -87,7 +84,6 @@ class MaxNormQuantization(Plannable):
         )
         self.overrides = self.bits.overrides
         self.density = CHUNK_SHARE.or_none().checked("MaxNormQuantization: density", density)
-        self.seed = SEED.checked("MaxNormQuantization: seed", seed)
         self._chunk_size = round(1 / (density or 1))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -144,7 +140,7 @@ class MaxNormQuantization(Plannable):
         settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, [self._chunk_size] * len(own))
         _, own_finite = ops.chunk_select(chunked, lead=False)
-        offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
+        offsets = ops.chunk_draw(chunked, inputs.step)
         taken = ops.chunk_take(chunked, offsets, own_finite)
         parts = tf.split(taken, [*map(self._entries, specs), 1])[:-1]
         coded = [number for number, bits in enumerate(own) if bits != SENT_WHOLE]
@@ -231,9 +227,8 @@ class MaxNormQuantization(Plannable):
         return tf.unstack(scales, len(values)), finite
 
     def _uniform(self, inputs: StepInputs, index: int, shape: tf.TensorShape) -> tf.Tensor:
-        """Returns random numbers from 0 to 1, by seed, replica, step, tensor and entry alone."""
-        replica = tf.bitwise.left_shift(tf.cast(inputs.rank, tf.int64), 32)
-        key = tf.bitwise.bitwise_xor(tf.constant(self.seed, tf.int64), replica)
+        """Returns random numbers from 0 to 1, by replica, step, tensor and entry alone."""
+        key = tf.bitwise.left_shift(tf.cast(inputs.rank, tf.int64), 32)
         counter = tf.stack([tf.constant(index * _MOST_BLOCKS, tf.int64), inputs.step])
         return tf.raw_ops.StatelessRandomUniformV2(
             shape=shape,

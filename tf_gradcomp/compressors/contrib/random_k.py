@@ -11,7 +11,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.settings import SEED, PerVariable
+from tf_gradcomp.compressors.settings import PerVariable
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01
@@ -21,9 +21,9 @@ _SENT_WHOLE = 1  # a chunk of one entry
 class RandomK(Compressor):
     """Sums a random share of the entries, and keeps the others in the residual.
 
-    Each variable is cut into chunks, of 1 / density entries, rounded; in each step, seed and step
-    determine one entry of each chunk, the same on all replicas. No index travels, the bytes do not
-    grow with the number of replicas, and one all-reduce sums the entries. The choice ignores the
+    Each variable is cut into chunks, of 1 / density entries, rounded; the step determines one
+    random entry of each chunk, the same on all replicas. No index travels, the bytes do not grow
+    with the number of replicas, and one all-reduce sums the entries. The choice ignores the
     gradient, so RandomK needs a higher density than other sparse methods. On digits and MNIST,
     ScaleCom sent less and was more accurate.
 
@@ -34,14 +34,13 @@ class RandomK(Compressor):
     Args:
         density: The share of entries that is sent, from 1/65536 to 1, for all variables or by layer
             kind (see `gc.Policy`); at least one of each variable. None sends variables whole.
-        seed: Seed of the random draws; the same on all replicas.
         overrides: Density or None by regular expression over variable paths, with precedence over
             `density`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a density, the seed or a layer kind is out of range, or a pattern is not a
-            regular expression.
+        ValueError: If a density or a layer kind is out of range, or a pattern is not a regular
+            expression.
 
     Reference:
         Stich et al., "Sparsified SGD with Memory", NeurIPS 2018, https://arxiv.org/abs/1809.07599
@@ -54,7 +53,6 @@ class RandomK(Compressor):
     def __init__(
         self,
         density: float | Mapping[str, float | None] | None = _DEFAULT_DENSITY,
-        seed: int = 0,
         overrides: Mapping[str, float | None] | None = None,
         **warmup: Any,
     ) -> None:
@@ -67,7 +65,6 @@ class RandomK(Compressor):
             CHUNK_SHARE,
         )
         self.overrides = self.density.overrides
-        self.seed = SEED.checked("RandomK: seed", seed)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
@@ -78,7 +75,7 @@ class RandomK(Compressor):
         settings = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, settings)
         _, own_finite = ops.chunk_select(chunked, lead=False)
-        offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
+        offsets = ops.chunk_draw(chunked, inputs.step)
         reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite)
         sizes = [spec.elements for spec in inputs.specs]
         return Reduced(reduced, finite, tensor_bytes(chunked, sizes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -12,43 +11,34 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import sum_payloads
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllGather
-from tf_gradcomp.compressors.settings import Valid, is_share, member_of, whole_number
+from tf_gradcomp.compressors.settings import Valid, is_share
 from tf_gradcomp.ops.payload import SIDCO
 from tf_gradcomp.policy import GradientSpec
 
-_FIRST_DENSITY = 0.25  # of the first of several stages, in the kernel, too
 _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
-_DISTRIBUTION = member_of("pareto", "exponential")
-_STAGES = whole_number(1, 20)
 
 
 class SIDCo(Compressor):
     """Sends the entries above an estimated threshold; TopK is as accurate, and faster.
 
-    The magnitudes of residual plus gradient are fitted by a distribution, and its quantile is the
-    threshold. Each further stage fits the distribution again, to the magnitudes above the last
-    threshold. Residuals lack the entries that earlier steps have sent, which no distribution
-    describes. So the last threshold is corrected three times, by the number of entries above it.
-    Entries above the threshold are sent, as a 32-bit index and a float32 value each; the rest stays
-    in the residual. The number of sent entries differs by step and replica: about `density` of the
-    entries, and at most twice as many, or 64. A variable with fewer than 1024 elements sends its
-    largest entries. Payloads are gathered, so the bytes that each replica receives grow with the
-    number of replicas.
+    The magnitudes of residual plus gradient are fitted by a generalized Pareto distribution, whose
+    quantile is the threshold. Each further stage fits the distribution again, to the magnitudes
+    above the last threshold. Residuals lack the entries that earlier steps have sent, which no
+    distribution describes. So the last threshold is corrected three times, by the number of entries
+    above it. Entries above the threshold are sent, as a 32-bit index and a float32 value each; the
+    rest stays in the residual. The number of sent entries differs by step and replica: about
+    `density` of the entries, and at most twice as many, or 64. A variable with fewer than 1024
+    elements sends its largest entries. Payloads are gathered, so the bytes that each replica
+    receives grow with the number of replicas.
 
     Use it to compare its thresholds with the exact choice of TopK.
 
     Args:
         density: The target share of sent entries, above 0 and below 1.
-        distribution: Of the magnitudes. `"pareto"` (generalized) fits light and heavy tails alike.
-            `"exponential"` fits exponential magnitudes, and needs the corrections for others.
-            The paper's gamma distribution is not offered: the closed form of its threshold is off
-            by up to seven times.
-        stages: The number of fits, from 1 to 20. None: by density, so that each stage after the
-            first keeps at least a tenth.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a setting is out of range.
+        ValueError: If `density` is out of range.
 
     Reference:
         Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for
@@ -58,19 +48,9 @@ class SIDCo(Compressor):
     name = "sidco"
     helped_by_precondition = True
 
-    def __init__(
-        self,
-        density: float = 0.001,
-        distribution: str = "pareto",
-        stages: int | None = None,
-        **warmup: Any,
-    ) -> None:
+    def __init__(self, density: float = 0.001, **warmup: Any) -> None:
         super().__init__(**warmup)
         self.density = float(_DENSITY.checked("SIDCo: density", density))
-        self.distribution = _DISTRIBUTION.checked("SIDCo: distribution", distribution)
-        self.stages = _STAGES.or_none().checked("SIDCo: stages", stages)
-        by_density = 1 + max(0, math.ceil(math.log10(_FIRST_DENSITY / self.density)))
-        self._stages = by_density if stages is None else stages
 
     def delayed(self, inputs: StepInputs) -> tf.Tensor:
         """True for each variable of several elements: bool [tensors]."""
@@ -98,12 +78,7 @@ class SIDCo(Compressor):
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in flat])
 
             def packed() -> tf.Tensor:
-                places = [
-                    ops.sidco_choose(
-                        total, self.density, distribution=self.distribution, stages=self._stages
-                    )
-                    for total in flat
-                ]
+                places = [ops.sidco_choose(total, self.density) for total in flat]
                 for residual, total, sent, spec in zip(residuals, flat, places, specs, strict=True):
                     zeros = tf.zeros_like(sent, tf.float32)
                     remaining = tf.tensor_scatter_nd_update(total, sent[:, None], zeros)
@@ -151,7 +126,7 @@ def _assign(residual: tf.Tensor, value: tf.Tensor, spec: GradientSpec) -> None:
 
 
 def _entries(body: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the places among all tensors' elements, int64, and the values.
+    """Returns the indices among all tensors' elements, int64, and the values.
 
     A body without words has no entries: the replica was not finite.
     """

@@ -1,1 +1,1 @@
-"""Learned gradient compression (LGC): the method, its phases, and the state of its autoencoder."""
+"""Learned gradient compression (LGC): the method, its stages, and the state of its autoencoder."""

@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import ops
-from tf_gradcomp.compressors import registry
-from tf_gradcomp.compressors.base import JobStateSpec
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
-from tf_gradcomp.compressors.lgc.coding import Coding
-from tf_gradcomp.compressors.lgc.leader_selection import BY_VALUE, ORDERS, Layout
-from tf_gradcomp.compressors.lgc.phases import Collecting, Rounding, Summing, Switching
-from tf_gradcomp.compressors.lgc.settings import (
+from tf_gradcomp.compressors.lgc.stages import Coding, Collecting, Rounding, Summing, Switching
+from tf_gradcomp.compressors.lgc.state import (
     ALL_REDUCE,
     CODING,
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
-    job_state_specs,
-    phase_of,
+    AutoencoderHook,
+    Settings,
 )
 from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, member_of
 from tf_gradcomp.compressors.stages import Staged
-from tf_gradcomp.policy import (
-    CONVOLUTION,
-    DENSE,
-    EMBEDDING,
-    FIRST,
-    LAST,
-    RECURRENT,
-    VECTOR,
-    GradientSpec,
-)
+from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
 
 _DENSITY = 0.001
+_DENSE_STEPS = 200
 _STEPS = Valid("a whole number of at least 1", lambda steps: is_whole_number(steps, 1, 2**31))
 _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
-_SMALLEST = 1024  # elements of a tensor whose entries are chosen
 
 
-class LGC(Staged):
+class LGC(Settings, Staged):
     """Learned gradient compression: an autoencoder codes the largest entries of all replicas.
 
     In each step one replica leads: it finds its largest entries of residual plus gradient in each
-    variable, and broadcasts their positions. The replicas' values at these positions are similar.
+    variable, and broadcasts their positions. The replicas' values at these positions are similar,
+    and form a smooth curve in the order of the leader's values.
     An autoencoder that is trained on the job's own gradients codes them. Training has three phases:
 
-    1. `dense_steps` with dense gradients;
+    1. `warmup_steps` with dense gradients;
     2. `training_steps` in which the entries are gathered as float32, and the autoencoder learns;
     3. the rest, in which a code of a quarter as many floats is sent in place of the entries.
 
@@ -80,13 +64,9 @@ class LGC(Staged):
             gathers its `innovation`, and each replica decodes for all.
         density: The share of entries that is chosen, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`). Variables with None are sent dense.
-        dense_steps: Steps of phase 1; another name of `warmup_steps`.
         training_steps: Steps of phase 2.
         innovation: The share of the chosen entries that each replica sends uncoded, besides the
             leader's code; for `"parameter_server"`.
-        order: The order of a variable's entries: `"value"`, by the leader's values, ascending;
-            `"index"`; or `"magnitude"`. In order of value, at least the leader's entries form a
-            smooth curve.
         latent_dtype: `"float32"`; or `"float16"`, which sends half the bytes of a code. With
             `"all_reduce"`, float16 codes are whole numbers of the leader's scale, so that sums are
             exact.
@@ -97,7 +77,7 @@ class LGC(Staged):
             is found anywhere in the path counts.
         autoencoder: A `gc.Autoencoder`, from whose weights training starts; or its description.
             None: the paper's, with new weights.
-        **warmup: `warmup_steps`, in place of `dense_steps`, and `warmup`, the method of phase 1 if
+        **warmup: `warmup_steps`, the steps of phase 1, by default 200; and `warmup`, its method if
             not dense gradients, as for every method: see `Compressor`.
 
     Raises:
@@ -116,25 +96,28 @@ class LGC(Staged):
         self,
         pattern: str = ALL_REDUCE,
         density: float | Mapping[str, float | None] | None = _DENSITY,
-        dense_steps: int = 200,
         training_steps: int = 300,
         innovation: float = 0.01,
-        order: str = BY_VALUE,
         latent_dtype: str = FLOAT32,
         guard: float = 0.5,
         overrides: Mapping[str, float | None] | None = None,
         autoencoder: Mapping[str, Any] | Described | None = None,
         **warmup: Any,
     ) -> None:
-        super().__init__(**{"warmup_steps": dense_steps, **warmup})
+        super().__init__(**{"warmup_steps": _DENSE_STEPS, **warmup})
         self.pattern = member_of(ALL_REDUCE, PARAMETER_SERVER).checked("LGC: pattern", pattern)
-        self.density = _density(density, overrides)
+        if not isinstance(density, Mapping):
+            density = dict.fromkeys(_KINDS, density)
+        defaults = dict.fromkeys(_KINDS, _DENSITY) | dict.fromkeys((EMBEDDING, VECTOR))
+        self.density = PerVariable("LGC: density", density, defaults, overrides, SHARE)
+        self.overrides = self.density.overrides
         self.training_steps = _STEPS.checked("LGC: training_steps", training_steps)
         self.innovation = float(SHARE.checked("LGC: innovation", innovation))
-        self.order = member_of(*ORDERS).checked("LGC: order", order)
         self.latent_dtype = member_of(FLOAT32, FLOAT16).checked("LGC: latent_dtype", latent_dtype)
         self.guard = float(SHARE.checked("LGC: guard", guard))
         self.architecture = Architecture.of(autoencoder).checked_weights(self.innovations)
+        is_default = self.architecture == Architecture() and self.architecture.weights is None
+        self.autoencoder = None if is_default else self.architecture.description()
         self.stages = (
             Summing(self),
             Collecting(self),
@@ -143,90 +126,20 @@ class LGC(Staged):
             Rounding(self),
         )
 
-    @property
-    def innovations(self) -> bool:
-        """Returns whether the autoencoder's output has a channel for innovations."""
-        return self.pattern == PARAMETER_SERVER
-
-    def layout(self, specs: Sequence[GradientSpec]) -> Layout:
-        """Returns the layout, which says how each tensor is sent."""
-        entries = tuple(self._entries(spec) for spec in specs)
-        selected = [index for index, count in enumerate(entries) if count]
-        coded = tuple(index for index in selected if specs[index].end != LAST)
-        return Layout(
-            whole=tuple(index for index, count in enumerate(entries) if not count),
-            coded=coded,
-            plain=tuple(index for index in selected if specs[index].end == LAST),
-            entries=entries,
-            index_words=tuple(
-                ops.leader_index_words(spec.elements, count)
-                for spec, count in zip(specs, entries, strict=True)
-            ),
-            added=math.ceil(self.innovation * sum(entries[index] for index in coded)),
-        )
-
-    def _entries(self, spec: GradientSpec) -> int:
-        """Returns the number of chosen entries of a tensor; 0 if it is sent dense."""
-        named = any(re.search(pattern, spec.path) for pattern in self.density.overrides)
-        small = spec.elements < _SMALLEST or spec.kind == VECTOR
-        density = self.density.of(spec)
-        if density is None or ((small or spec.end == FIRST) and not named):
-            return 0
-        return max(1, math.ceil(density * spec.elements)) if spec.elements else 0
-
-    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """The phase, the autoencoder's weights, and its training vectors."""
-        return job_state_specs(self, specs)
-
     def hook(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
         """Returns the hook that trains the autoencoder."""
         return AutoencoderHook(self, specs)
 
     def stage(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Returns the phase of the job; see `settings.py`."""
-        return tf.cast(phase_of(self, job_state), tf.int32)
+        """Returns the index of the job's stage."""
+        return tf.cast(self.current_stage(job_state), tf.int32)
 
     def get_config(self) -> dict[str, Any]:
-        is_custom = self.architecture != Architecture() or self.architecture.weights is not None
-        autoencoder = self.architecture.description() if is_custom else None
-        return {**self._settings(), "autoencoder": autoencoder, **self._dense_config()}
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "pattern": self.pattern,
-            "density": self.density.by_kind,
-            "dense_steps": self.warmup_steps,
-            "training_steps": self.training_steps,
-            "innovation": self.innovation,
-            "order": self.order,
-            "latent_dtype": self.latent_dtype,
-            "guard": self.guard,
-            "overrides": self.density.overrides,
-        }
-
-    def _dense_config(self) -> dict[str, Any]:
-        """Returns the config of the method of phase 1; empty if phase 1 sends dense gradients."""
-        if self.warmup is None or self.warmup.name == "no_compression":
-            return {}
-        return {"warmup": registry.serialize(self.warmup)}
-
-    def _short_config(self) -> dict[str, Any]:
-        """The settings, with a digest in place of weights."""
-        config = self.get_config()
-        if self.architecture.weights is not None:
-            digest = weights_text(self.architecture)
-            config["autoencoder"] = {**config["autoencoder"], "weights": digest}
-        return config
+        # Without a warm-up, its steps are 0, which is not the default.
+        return {**super().get_config(), "warmup_steps": self.warmup_steps}
 
     def __repr__(self) -> str:
-        settings = (f"{name}={value!r}" for name, value in self._short_config().items())
-        return f"LGC({', '.join(settings)})"
-
-
-def _density(
-    density: float | Mapping[str, float | None] | None, overrides: Mapping[str, float | None] | None
-) -> PerVariable[float]:
-    default = dict.fromkeys(_KINDS, _DENSITY) | dict.fromkeys((EMBEDDING, VECTOR))
-    if not isinstance(density, Mapping):
-        density = dict.fromkeys(_KINDS, density)
-    return PerVariable("LGC: density", density, default, overrides, SHARE)
+        config = self.get_config()
+        if self.architecture.weights is not None:  # a digest in their place
+            config["autoencoder"] |= {"weights": weights_text(self.architecture)}
+        return f"LGC({', '.join(f'{name}={value!r}' for name, value in config.items())})"

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.lgc.autoencoder_state import (
+from tf_gradcomp.compressors.lgc.state import (
+    ROUNDING,
+    WEIGHTS,
     AutoencoderHook,
     AutoencoderState,
-    CollectedVectors,
-    TrainingResult,
+    TrainingStep,
+    TrainingVectors,
 )
-from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import outside_scope
@@ -128,7 +129,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         collected = state.new_vectors()
         if collected:
             self._learn(state, collected)
-        fell_back = state.phase == ROUNDING
+        fell_back = state.stage == ROUNDING
         if fell_back and state.was_in_use:
             self._warn_once(_GAVE_UP, only_if=state.trains)
         elif fell_back:
@@ -163,11 +164,11 @@ class AutoencoderTraining(keras.callbacks.Callback):
         """
         return self._state.last_vectors() if self._state else None
 
-    def _learn(self, state: AutoencoderState, collected: Sequence[CollectedVectors]) -> None:
-        first = collected[0].step
+    def _learn(self, state: AutoencoderState, collected: Sequence[TrainingVectors]) -> None:
+        first = collected[0].number
         if self._trainer is None or not self._trainer.follows(state, first):
             self._trainer = _Trainer(state, self._optimizer)
-        missed = collected[-1].step - state.last_learned - len(collected)
+        missed = collected[-1].number - state.last_learned - len(collected)
         self._warn_once(_OVERWRITTEN, missed, only_if=missed > 0)
         state.learn(*self._trainer.learn(collected))
 
@@ -193,7 +194,7 @@ class _Trainer:
         self._pool.submit(self._build, state.weights, optimizer).result()
 
     def follows(self, state: AutoencoderState, first: int) -> bool:
-        """Returns whether the trainer has the job's state, but has not trained with vector `first`.
+        """Whether the trainer has the job's state, but has not trained with vector `first`.
 
         Args:
             state: The state of the job's autoencoder.
@@ -202,11 +203,9 @@ class _Trainer:
         same = self._job_state[WEIGHTS] is state.job_state[WEIGHTS]
         return same and self._last == state.last_learned < first
 
-    def learn(
-        self, collected: Sequence[CollectedVectors]
-    ) -> tuple[np.ndarray, list[TrainingResult]]:
+    def learn(self, collected: Sequence[TrainingVectors]) -> tuple[np.ndarray, list[TrainingStep]]:
         """Takes a step for each of some vectors; returns all weights, and measures of each step."""
-        self._last = collected[-1].step
+        self._last = collected[-1].number
         return self._pool.submit(self._learn, collected).result()
 
     def _build(self, weights: np.ndarray | None, optimizer: Mapping[str, Any]) -> None:
@@ -216,13 +215,11 @@ class _Trainer:
         keras_private.build(self._optimizer, self._model.trainable_variables)
         self._step = tf.function(self._stepped, autograph=False, reduce_retracing=True)
 
-    def _learn(
-        self, collected: Sequence[CollectedVectors]
-    ) -> tuple[np.ndarray, list[TrainingResult]]:
+    def _learn(self, collected: Sequence[TrainingVectors]) -> tuple[np.ndarray, list[TrainingStep]]:
         learnt = []
         for step, vectors in collected:
             loss, error = self._step(tf.constant(vectors))
-            learnt.append(TrainingResult(step, float(loss), float(error)))
+            learnt.append(TrainingStep(step, float(loss), float(error)))
         return self._model.flat_weights(), learnt
 
     def _stepped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -274,7 +271,7 @@ def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
 def _phase_index(state: AutoencoderState, exchanges: int) -> int:
     if state.in_use:
         return 3
-    if state.phase == ROUNDING:
+    if state.stage == ROUNDING:
         return 4
     return 1 if exchanges < state.lgc.warmup_steps else 2
 

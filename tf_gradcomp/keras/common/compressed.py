@@ -167,7 +167,7 @@ class Compressed(LocalStepsMixin):
         return preconditioner_for(self._core, compressor, setting)
 
     def passes_through(self) -> bool:
-        """Returns whether the inner optimizer runs unchanged: only with one replica."""
+        """Whether the inner optimizer runs unchanged: only with one replica."""
         return self.group.size == 1
 
     def _inner_state(

@@ -290,7 +290,7 @@ _FILES = (
 
 
 def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
-    """Returns whether all parts of a batch differ among workers.
+    """Whether all parts of a batch differ among workers.
 
     Where only some do, such as the inputs, workers have augmented the same rows in other ways.
     """

@@ -243,7 +243,7 @@ def _where(column: Sequence[Sequence[str]]) -> str:
 
 
 def _is_apart(group: StrategyGroup, variable: Any, mean: np.ndarray) -> bool:
-    """Returns whether a variable differs from the workers' mean by more than rounding."""
+    """Whether a variable differs from the workers' mean by more than rounding."""
     unit = _LAST_PLACE.get(tf.as_dtype(variable.dtype).name)
     if unit is None or not np.all(np.isfinite(mean)):
         return True

@@ -59,7 +59,7 @@ def savings_of(model: keras.Model) -> list[Saving]:
 
 
 def is_coordinated(model: keras.Model) -> bool:
-    """Returns whether workers save a model together, or its optimizer has state of each worker."""
+    """Whether workers save a model together, or its optimizer has state of each worker."""
     return strategy_of_workers() is not None or any(wrappers_of(model))
 
 

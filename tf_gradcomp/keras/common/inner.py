@@ -157,7 +157,7 @@ def check_not_inside(optimizer: Any, applying: Any) -> None:
 
 
 def loses_zeros(optimizer: Any) -> bool:
-    """Returns whether an optimizer makes NaN of gradients that are zero in a row and a column.
+    """Whether an optimizer makes NaN of gradients that are zero in a row and a column.
 
     Keras' Adafactor estimates their squares as about the square of its `epsilon_1`. With the
     default of 1e-30, that square underflows to zero in float32.

@@ -51,7 +51,7 @@ def built_wrappers(optimizer: Any) -> Iterator[Compressed]:
 
 
 def is_per_process(variable: Any, optimizer: Any) -> bool:
-    """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
+    """Whether a wrapper in an optimizer keeps `variable` separately on each replica."""
     return any(
         wrapper.exchange.saving.is_per_process(variable) for wrapper in built_wrappers(optimizer)
     )

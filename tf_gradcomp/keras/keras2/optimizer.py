@@ -66,7 +66,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def built(self) -> bool:  # type: ignore[override]
-        """Returns whether the optimizer's variables exist."""
+        """Whether the optimizer's variables exist."""
         return bool(self._model_variables)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
@@ -230,7 +230,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _scaler_decides(self) -> bool:
-        """Returns whether an inner loss scaler skips steps; a fixed scale skips none."""
+        """Whether an inner loss scaler skips steps; a fixed scale skips none."""
         return self._applying_optimizer is not self._core and self.inner_optimizer.dynamic
 
     @property

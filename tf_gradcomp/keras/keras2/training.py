@@ -175,7 +175,7 @@ def reading(_model: Any, _given: dict[str, Any]) -> contextlib.AbstractContextMa
 
 
 def _is_reduced(variable: Any) -> bool:
-    """Returns whether reading a variable sums or averages the replicas' own values."""
+    """Whether reading a variable sums or averages the replicas' own values."""
     return (
         isinstance(variable, tf.distribute.DistributedValues)
         and variable.synchronization == tf.VariableSynchronization.ON_READ

@@ -39,7 +39,7 @@ class Accumulation(tf.Module):
     Args:
         variables: The variables whose gradients are added up.
         steps: How many steps make one update.
-        index_of: Gives the place of a variable among `variables`.
+        index_of: Gives the index of a variable among `variables`.
         inner: The inner optimizer's own accumulators of `variables`.
         group: The replicas.
 

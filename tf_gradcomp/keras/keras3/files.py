@@ -210,7 +210,7 @@ def _backing_up(callback: Any, path: str) -> Iterator[bool]:
 
 
 def _left_to_first(callback: Any) -> bool:
-    """Returns whether other processes share this callback and its files, also under Horovod."""
+    """Whether other processes share this callback and its files, also under Horovod."""
     if not getattr(callback, "on_all_workers", False):
         return False
     return any(not one.group.processes.is_first for one in savings_of(callback.model))

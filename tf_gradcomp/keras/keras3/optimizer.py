@@ -247,7 +247,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self.iterations
 
     def passes_through(self) -> bool:
-        """Returns whether the inner optimizer runs unchanged: with one replica, if possible.
+        """Whether the inner optimizer runs unchanged: with one replica, if possible.
 
         No strategy, whatever its size, allows Keras' own branches for accumulation and averaging.
         """

@@ -67,7 +67,7 @@ def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor
 
 
 def _true_on_all(group: Group, flag: tf.Tensor, label: str) -> tf.Tensor:
-    """Returns whether a bool scalar is true on all replicas; each replica calls it."""
+    """Whether a bool scalar is true on all replicas; each replica calls it."""
     if group.size == 1:
         return flag
     false = tf.cast(tf.logical_not([flag]), tf.int32)
@@ -193,7 +193,7 @@ def updates(core: keras.optimizers.Optimizer, group: Group) -> tf.Tensor:
 
 
 def is_update(core: keras.optimizers.Optimizer) -> tf.Tensor:
-    """Returns whether the inner optimizer's next step updates, or only accumulates gradients."""
+    """Whether the inner optimizer's next step updates, or only accumulates gradients."""
     steps = core.gradient_accumulation_steps or 1
     return tf.equal((keras_private.step_counter(core).value + 1) % steps, 0)
 

@@ -84,7 +84,7 @@ def apply_scaled(
     essential=True,
 )
 def check_finite(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
-    """Returns whether the gradients of all replicas are finite."""
+    """Whether the gradients of all replicas are finite."""
     return steps.finite_on_all(self, original(self, grads))
 
 

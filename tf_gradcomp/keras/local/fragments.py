@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, tf.Tensor)
 
 
 def split(elements: Sequence[int], count: int) -> list[list[int]]:
-    """Returns the places of the variables of each fragment; fragments have nearly equal sizes.
+    """Returns the indices of the variables of each fragment; fragments have nearly equal sizes.
 
     A variable is never split, so there are never more fragments than variables.
 
@@ -103,7 +103,7 @@ class Fragment:
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether the workers' weights differ, because a round has begun."""
+        """Whether the workers' weights differ, because a round has begun."""
         return bool(self.steps.numpy() > 0)
 
     def begin(self) -> None:

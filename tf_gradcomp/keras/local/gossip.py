@@ -137,7 +137,7 @@ def settings_of(local_steps: Any) -> LocalSteps | None:
 
 
 def uses_compressor(settings: LocalSteps | None) -> bool:
-    """Returns whether a compressor is used: with gossip, only in the steps of a warm-up."""
+    """Whether a compressor is used: with gossip, only in the steps of a warm-up."""
     return not isinstance(settings, Gossip) or settings.warmup_steps > 0
 
 

@@ -61,7 +61,7 @@ def local_share(
 def has_gradients_left(
     exchange: GradientExchange, local_replica: int, in_weight_units: tf.Tensor
 ) -> tf.Tensor:
-    """Returns whether synchronous steps have left state that rounds cannot use."""
+    """Whether synchronous steps have left state that rounds cannot use."""
     facts = (exchange.facts.has_residual, exchange.facts.moments_taken)
     flags = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
     return tf.logical_and(tf.logical_not(in_weight_units), tf.reduce_any(flags))
@@ -272,7 +272,7 @@ class Rounds:
         return self._settings.warmup_steps
 
     def in_warmup(self) -> tf.Tensor:
-        """Returns whether the next step is synchronous: never while residuals are of weights."""
+        """Whether the next step is synchronous: never while residuals are of weights."""
         early = tf.less(self._steps_of_training(), self._settings.warmup_steps)
         return tf.logical_and(early, tf.logical_not(self._in_weight_units))
 
@@ -443,13 +443,13 @@ class Rounds:
         return [model for model in (known() for known in self._models) if model is not None]
 
     def _has_others(self, model: Any) -> bool:
-        """Returns whether a model has variables that the optimizer does not train."""
+        """Whether a model has variables that the optimizer does not train."""
         trained = {id(variable) for variable in self._variables}
         return any(id(variable) not in trained for variable in model.variables)
 
     @property
     def pending(self) -> bool:
-        """Returns whether the workers' weights or other variables may differ."""
+        """Whether the workers' weights or other variables may differ."""
         stepped = self._local(self._state.since).numpy()
         others_differ = stepped and any(map(self._has_others, self._known_models()))
         return others_differ or any(fragment.has_begun for fragment in self._state.fragments)
