@@ -252,28 +252,6 @@ def test_with_other_units_of_gradients_growth_is_measured_again(saved, resumed, 
     assert 1 / 20 < kept / (2 * residual_norm(exchange)) < 20
 
 
-def test_growth_is_not_measured_while_residuals_fill_up(in_phase_3):
-    """As after a hand-over to one replica, which sends all that waits, and back."""
-    model = compiled(method())
-    with collective().scope():
-        model.optimizer.build(model.trainable_variables)
-    model.load_weights(in_phase_3)
-    exchange = model.optimizer.exchange
-
-    def scale(variable, factor):
-        for local in collective().experimental_local_results(variable):
-            local.assign(local * factor)
-
-    scale(exchange.job_state[NORMS], 0)
-    for residual in exchange.residuals:
-        scale(residual, 0)
-    training = gc.callbacks.AutoencoderTraining()
-    assert fit(model, training, epochs=1)["lgc_phase"] == [3]
-    for residual in exchange.residuals:
-        scale(residual, 100)
-    assert fit(model, training, epochs=1)["lgc_phase"] == [4]
-
-
 def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):
     model, watch = compiled(method(guard=1e-9)), Watch()
     fit(model, gc.callbacks.AutoencoderTraining(), watch)
