@@ -184,18 +184,15 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     program, folder = tmp_path / "program.py", tmp_path / "results"
     layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"
     program.write_text(PROGRAM.replace("keras.layers.Dense(1)", layers))
-    lgreco = "lgreco(method='qsgd(bits=3)')"
+    lgreco = "lgreco(method='top_k(density=0.1)')"
     options = ["-n", "2", "-c", "qsgd", "-c", lgreco, "--epochs", "2", "--batch-size", "16"]
     result = simulate(program, *options, "--results", str(folder))
     assert result.exit_code == 0, result.output
     plain, planned = json.loads((folder / "simulation.json").read_text())
     assert plain["settings"] == {}
     assert [path.split("/")[-1] for path in planned["settings"]] == ["kernel"] * 2
-    for local, *plans in planned["settings"].values():
-        assert local == 3
-        assert len(plans) == 2
-        assert set(plans) <= {2, 3, 4, 5, 6}
-    assert planned["settings"] != {path: [3] * 3 for path in planned["settings"]}
+    assert all(len(settings) == 1 + 2 for settings in planned["settings"].values())
+    assert any(len(set(settings)) > 1 for settings in planned["settings"].values())
     assert max(planned["history"]["plan_ratio"]) > 1
     assert (folder / "settings.png").stat().st_size > 10_000
 
@@ -217,7 +214,7 @@ def test_fewer_bytes_in_the_table_equal_the_verdict():
 @pytest.mark.parametrize(
     ("suffix", "options", "message"),
     [
-        ("x", [], "is no file; expected FILE.py"),
+        ("x", [], "is not a file; expected FILE.py"),
         (
             ":missing",
             [],

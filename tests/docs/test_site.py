@@ -20,7 +20,8 @@ PAGES = [
 ]
 HOMES = {"tf_gradcomp": "index"}
 # The public ops of four methods are made of these functions, which the reference explains once.
-SHARED_INTERFACE = "tf_gradcomp.ops.payload"
+# Functions that the documented ops share.
+SHARED_INTERFACE = ("tf_gradcomp.ops.payload.decode", "tf_gradcomp.ops.payload.put_back")
 
 
 def without_code(text):
@@ -61,7 +62,7 @@ def test_every_public_name_is_in_the_reference(namespace):
     documented = []
     for path in re.findall(r"^::: (\S+)$", page.read_text(), re.M):
         home, _, name = path.rpartition(".")
-        if home != SHARED_INTERFACE:
+        if path not in SHARED_INTERFACE:
             documented.append(getattr(importlib.import_module(home), name))
     public = [getattr(module, name) for name in module.__all__ if name != "__version__"]
     names = [value for value in public if not inspect.ismodule(value)]

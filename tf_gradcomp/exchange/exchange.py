@@ -272,8 +272,8 @@ class GradientExchange(tf.Module):
     def divided_gradients(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
         """Returns the gradients that are divided before they are exchanged.
 
-        By their positions in `variables`, the values are bool scalars: whether the latest step mostly
-        delayed the gradient.
+        By their positions in `variables`, the values are bool scalars: whether the latest step
+        mostly delayed the gradient.
         """
         delayed = self.replica().local(self.setup.variables.delayed).read_value()
         delayed_flags = tf.unstack(delayed)

@@ -65,10 +65,8 @@ def take_step(
         replica.add_residuals(slices, replica_gradients)
         for replica, replica_gradients in zip(replicas, gradients, strict=True)
     ]
-    gradients, new_residuals = (
-        [replica_gradients for replica_gradients, _ in added],
-        [remaining for _, remaining in added],
-    )
+    gradients = [replica_gradients for replica_gradients, _ in added]
+    new_residuals = [remaining for _, remaining in added]
     sums: list[Any] = list(gradients[0])
     sent = [Sent.nothing() for _ in replicas]
     if slices:

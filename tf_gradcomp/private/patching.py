@@ -106,7 +106,7 @@ def _replace(one: Patch) -> None:
 
 
 def check_replacement(original: Callable[..., Any], by: Callable[..., Any]) -> None:
-    """Checks that a function can take the index of another one, which it gets as first argument.
+    """Checks that a function can take the place of another one, which it gets as first argument.
 
     Raises:
         ChangedFunctionError: If the parameters differ.
