@@ -19,7 +19,6 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 HOMES = {"tf_gradcomp": "index"}
-# The public ops of four methods are made of these functions, which the reference explains once.
 # Functions that the documented ops share.
 SHARED_INTERFACE = ("tf_gradcomp.ops.payload.decode", "tf_gradcomp.ops.payload.put_back")
 
