@@ -1,4 +1,4 @@
-// Registers the ops with their shape functions. tf_gradcomp/ops/adacomp.py documents the ops.
+// Registers the ops with their shape functions. tf_gradcomp/ops/sparsification.py documents the ops.
 #include <cstdint>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// The ops of CountSketch. tf_gradcomp/ops/count_sketch.py documents the ops.
+// The ops of CountSketch. tf_gradcomp/ops/sparsification.py documents the ops.
 #include <cstdint>
 #include <limits>
 

@@ -1,4 +1,4 @@
-// A check without a side effect; see tf_gradcomp/ops/pass_if_equal.py.
+// A check without a side effect; see tf_gradcomp/ops/payload.py.
 #include <string>
 
 #include "status.h"

@@ -1,4 +1,4 @@
-// QSGD's ops, documented in tf_gradcomp/ops/qsgd.py.
+// QSGD's ops, documented in tf_gradcomp/ops/quantization.py.
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -1,4 +1,4 @@
-// SignSGD's ops, documented in tf_gradcomp/ops/sign_sgd.py.
+// SignSGD's ops, documented in tf_gradcomp/ops/quantization.py.
 #include <memory>
 
 #include "../gpu/sign_sgd_on_gpu.h"

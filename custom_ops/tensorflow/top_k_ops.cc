@@ -1,4 +1,4 @@
-// TopK's ops, documented in tf_gradcomp/ops/top_k.py.
+// TopK's ops, documented in tf_gradcomp/ops/sparsification.py.
 #include <algorithm>
 #include <cstring>
 #include <memory>
