@@ -170,12 +170,12 @@ class Compressed(LocalStepsMixin):
         """Whether the inner optimizer runs unchanged: only with one replica."""
         return self.group.size == 1
 
-    def _inner_state(
-        self, variables: Sequence[Any], replica: int | None = None
+    def inner_state(
+        self, variables: Sequence[Any], local_replica: int | None = None
     ) -> InnerState | None:
         """The inner optimizer's state of some variables, by default on the calling replica."""
         group = self.group
-        return inner_state(self._core, variables, lambda v: group.local(v, replica))
+        return inner_state(self._core, variables, lambda v: group.local(v, local_replica))
 
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
         return clip(self._core, grads, variables)
@@ -261,7 +261,7 @@ class Compressed(LocalStepsMixin):
         `Group.each_replica` calls the function. The function returns a `StepResult`.
         """
         self._agree_on_values()
-        inner = InnerOptimizer(self._inner_state, self._clip)
+        inner = InnerOptimizer(self.inner_state, self._clip)
         return functools.partial(self.exchange.reduce, variables=variables, inner=inner)
 
     def _agree_on_values(self) -> None:

@@ -169,7 +169,8 @@ class LocalStepsMixin:
     def trained_variables(self) -> Sequence[Any]:
         """The variables of the model for which the optimizer was built."""
 
-    def _reconcile(self, model: keras.Model) -> None:
+    def reconcile(self, model: keras.Model) -> None:
+        """Gives a model equal variables on all workers, between two steps."""
         outer = self.outer_optimizer
         equal = [*self.trained_variables, *(outer.variables if outer else [])]
         group = cast(StrategyGroup, self.exchange.group.all_replicas)

@@ -165,7 +165,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         present = _with_gradients(pairs)
         variables = [variable for _, variable in present]
         if self.passes_through():
-            inner, grads = self._inner_state(variables), [gradient for gradient, _ in present]
+            inner, grads = self.inner_state(variables), [gradient for gradient, _ in present]
             if self._scaler_decides:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             grads = self.exchange.flush(grads, variables, inner=inner)

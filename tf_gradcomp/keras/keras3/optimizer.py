@@ -142,14 +142,27 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             if not self.passes_through():
                 check_created_in_scope(keras_private.step_counter(outer), "outer")
             outer.build(variables)
-        update = functools.partial(steps.update_common, outer)
-        exchange_arguments = (self.exchange, self._residual_units, variables)
-        inner_arguments = (self._inner_state, lambda: keras_private.state_variables(self._core))
-        updates = functools.partial(steps.updates, self._core, self.group)
-        outer_arguments = (updates, getattr(outer, "iterations", None), self._reconcile)
-        self.rounds = new_rounds(
-            settings, *exchange_arguments, update, *inner_arguments, *outer_arguments
-        )
+        units = self._residual_units
+        self.rounds = new_rounds(settings, self.exchange, units, variables, self)
+
+    # The next methods are those of `LocalOptimizer`, which rounds call.
+
+    def update_common(
+        self,
+        strategy: tf.distribute.Strategy,
+        means: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        """Lets the outer optimizer apply mean pseudo-gradients; without one, subtracts them."""
+        steps.update_common(self.outer_optimizer, strategy, means, variables)
+
+    def inner_slots(self) -> Sequence[Any]:
+        """Returns all variables of the inner optimizer."""
+        return keras_private.state_variables(self._core)
+
+    def inner_updates(self) -> tf.Tensor:
+        """Returns the inner optimizer's number of updates, on a replica of the process: int64."""
+        return steps.updates(self._core, self.group)
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -196,7 +209,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 self._accumulation.move_to_inner()
             if scaler is not None:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
-            inner = self._inner_state(variables)
+            inner = self.inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self._applying_optimizer.apply(grads, variables)
             return

@@ -32,7 +32,13 @@ from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.local.fragments import Fragment
-from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds, drift, refuse_weights
+from tf_gradcomp.keras.local.rounds import (
+    LocalOptimizer,
+    ResidualUnits,
+    Rounds,
+    drift,
+    refuse_weights,
+)
 from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
 from tf_gradcomp.private import tensorflow as tf_private
 
@@ -424,9 +430,14 @@ class GossipRounds(Rounds):
     """
 
     def __init__(
-        self, settings: Gossip, exchange: GradientExchange, units: ResidualUnits, *arguments: Any
+        self,
+        settings: Gossip,
+        exchange: GradientExchange,
+        units: ResidualUnits,
+        variables: Sequence[Any],
+        optimizer: LocalOptimizer,
     ) -> None:
-        super().__init__(settings, exchange, units, *arguments)
+        super().__init__(settings, exchange, units, variables, optimizer)
         unit = native(units.in_weight_units)
         tf_private.save_as(unit, lambda: tf.constant(False), self._restore_unit)
         (fragment,) = self._state.fragments
@@ -546,9 +557,13 @@ def _notice(settings: Gossip, workers: int) -> str:
 
 
 def new_rounds(
-    settings: LocalSteps, exchange: GradientExchange, units: ResidualUnits, *arguments: Any
+    settings: LocalSteps,
+    exchange: GradientExchange,
+    units: ResidualUnits,
+    variables: Sequence[Any],
+    optimizer: LocalOptimizer,
 ) -> Rounds:
     """Returns the rounds of a job with these settings; takes the arguments of `Rounds`."""
     if isinstance(settings, Gossip) and exchange.group.size > 1:
-        return GossipRounds(settings, exchange, units, *arguments)
-    return Rounds(settings, exchange, units, *arguments)
+        return GossipRounds(settings, exchange, units, variables, optimizer)
+    return Rounds(settings, exchange, units, variables, optimizer)

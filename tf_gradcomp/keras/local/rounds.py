@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
@@ -180,6 +180,27 @@ class _Variables:
     fragments: list[Fragment]
 
 
+class LocalOptimizer(Protocol):
+    """What `Rounds` need of the optimizer whose workers take local steps."""
+
+    def update_common(
+        self, strategy: tf.distribute.Strategy, means: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
+        """Gives mean pseudo-gradients to the outer optimizer; called across replicas."""
+
+    def inner_state(self, variables: Sequence[Any], local_replica: int) -> InnerState | None:
+        """Returns the inner optimizer's state of some variables, on a replica of the process."""
+
+    def inner_slots(self) -> Sequence[Any]:
+        """Returns all variables of the inner optimizer."""
+
+    def inner_updates(self) -> tf.Tensor:
+        """Returns the inner optimizer's number of updates, on a replica of the process: int64."""
+
+    def reconcile(self, model: Any) -> None:
+        """Gives a model equal variables on all workers."""
+
+
 class Rounds:
     """The rounds of an optimizer whose workers take local steps.
 
@@ -188,13 +209,7 @@ class Rounds:
         exchange: Built for `variables`.
         units: Records the unit of the residual.
         variables: All variables that are trained.
-        update: `update(strategy, means, variables)` gives the mean pseudo-gradients to the outer
-            optimizer; called across replicas.
-        inner: Returns the inner optimizer's state of some variables, on a replica of the process.
-        slots: Returns all variables of the inner optimizer.
-        updates: Returns the inner optimizer's number of updates, on a replica of the process.
-        outer_steps: The outer optimizer's count of updates; None without an outer optimizer.
-        reconcile: `reconcile(model)` gives a model equal variables on all workers.
+        optimizer: The optimizer.
 
     Attributes:
         exchanges: The exchanges that end rounds, and the exchanges of the warm-up.
@@ -206,22 +221,16 @@ class Rounds:
         exchange: GradientExchange,
         units: ResidualUnits,
         variables: Sequence[Any],
-        update: Callable[[tf.distribute.Strategy, Sequence[Any], Sequence[Any]], None],
-        inner: Callable[[Sequence[Any], int], InnerState | None],
-        slots: Callable[[], Sequence[Any]],
-        updates: Callable[[], tf.Tensor],
-        outer_steps: Any,
-        reconcile: Callable[[Any], None],
+        optimizer: LocalOptimizer,
     ) -> None:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
         indices = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
         self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
         self._replicas = cast(StrategyGroup, exchange.group.all_replicas)
-        self._update, self._inner = update, inner
-        self._slots, self._reconcile = slots, reconcile
+        self._optimizer = optimizer
+        self._outer_steps = getattr(settings.outer, "iterations", None)
         self._models: list[weakref.ref[Any]] = []
-        self._updates, self._outer_steps = updates, outer_steps
         self._exchange, self._indices = exchange, indices
         self._replica = Replica(exchange.setup, indices)
         self._variables = [variables[i] for i in indices]
@@ -293,7 +302,7 @@ class Rounds:
     def _steps_of_training(self) -> tf.Tensor:
         """Returns the number of steps of training so far."""
         # A job without local steps counts no steps, but its inner optimizer counts updates.
-        return tf.where(tf.equal(self._steps, 0), self._updates(), self._steps)
+        return tf.where(tf.equal(self._steps, 0), self._optimizer.inner_updates(), self._steps)
 
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
         """Counts a step of training if `counts`; called before the inner optimizer's step."""
@@ -334,7 +343,7 @@ class Rounds:
 
         def with_residuals() -> list[Any]:
             every = gradients_for_residuals(grads, variables, self._variables, finite)
-            inner = self._inner(self._variables, 0)
+            inner = self._optimizer.inner_state(self._variables, 0)
             return take_residuals(self._replica, every, self._group.size, inner)
 
         # No branch here has a collective, so workers may take different branches.
@@ -403,7 +412,7 @@ class Rounds:
         checkpoints, the optimizer has the largest number of any fragment.
         """
         if self._outer_steps is None:
-            self._update(strategy, means, fragment.variables)
+            self._optimizer.update_common(strategy, means, fragment.variables)
             return
         steps, updates_by_fragment = (
             self._local(self._outer_steps),
@@ -415,13 +424,13 @@ class Rounds:
         for updates in updates_by_fragment:
             updates.assign(tf.where(is_known, updates, total))
         steps.assign(fragment.updates)
-        self._update(strategy, means, fragment.variables)
+        self._optimizer.update_common(strategy, means, fragment.variables)
         fragment.updates.assign(steps)
         steps.assign(tf.maximum(total, steps))
 
     def _reset_overflowed_slots(self) -> None:
         """Resets momentum that has overflowed, so that a worker can return to finite weights."""
-        for slot in map(self._local, self._slots()):
+        for slot in map(self._local, self._optimizer.inner_slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
     def _finish_on_all(self, index: int) -> None:
@@ -476,7 +485,7 @@ class Rounds:
         else:  # without a step, only models that are new here
             models = [m for m in models if self._has_others(m) and m not in self._equal]
         for model in models:
-            self._reconcile(model)
+            self._optimizer.reconcile(model)
             self._equal.add(model)
 
     def _end_early(self) -> None:
