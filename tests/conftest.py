@@ -144,8 +144,9 @@ class Progress:
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):
-        descriptor, os.environ[preloaded.CPU_LOG] = tempfile.mkstemp(prefix="gradcomp-tests-cpu-")
+    if preloaded.CPU_LOG not in os.environ:  # not in a run within a run
+        descriptor, path = tempfile.mkstemp(prefix="gradcomp-tests-cpu-")
+        os.environ[preloaded.CPU_LOG] = config.cpu_log = path
         os.close(descriptor)
     runs_tests = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
     if runs_tests:
@@ -178,7 +179,7 @@ def pytest_runtest_makereport():
 
 def pytest_terminal_summary(terminalreporter):
     """Lists the CPU seconds of each file: of its tests, fixtures and workers."""
-    if hasattr(terminalreporter.config, "workerinput"):
+    if not hasattr(terminalreporter.config, "cpu_log"):
         return
     seconds, tests = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
@@ -187,7 +188,7 @@ def pytest_terminal_summary(terminalreporter):
                 file = file_of(report.nodeid)
                 seconds[file] += getattr(report, "cpu_seconds", 0.0)
                 tests[file] += report.when == "call"
-    log = Path(os.environ[preloaded.CPU_LOG])
+    log = Path(terminalreporter.config.cpu_log)
     for line in log.read_text().splitlines():
         spent, _, file = line.partition(" ")
         seconds[file or "(workers of no test)"] += float(spent)

@@ -157,7 +157,7 @@ def test_gpus_are_listed_with_what_happens_on_them(run_info, monkeypatch, found,
         name = "/physical_device:GPU:0"
 
     monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [Gpu])
-    monkeypatch.setattr(library, "info", [found].__getitem__)
+    monkeypatch.setattr(library, "gpu_info", [found].__getitem__)
     assert rows(run_info().stdout)["GPU"] == Gpu.name + shown
 
 

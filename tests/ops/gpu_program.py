@@ -509,7 +509,7 @@ def main():
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told
         library._NVRTC_PACKAGE = "nothing.of.this.name"
         library._set_nvrtc_path()
-    error = library.info(0).error  # with the first call, the check
+    error = library.gpu_info(0).error  # with the first call, the check
     if path == "real" and os.environ.get("GRADCOMP_GPU") != "0":
         assert not error, error  # otherwise all is done on the host, and equal
     seen = {}  # how often each part launched each kernel

@@ -105,8 +105,8 @@ def test_errors_of_nvrtc_are_passed_on():
 
 @pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")
 def test_without_a_driver_the_kernels_are_not_used():
-    assert library.info(0).name == ""
-    assert library.info(0).error.startswith("there is no CUDA driver")
+    assert library.gpu_info(0).name == ""
+    assert library.gpu_info(0).error.startswith("there is no CUDA driver")
     assert library.problem("/device:CPU:0") == "it is no GPU"
 
 

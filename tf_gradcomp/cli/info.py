@@ -151,7 +151,7 @@ def _describe_gpu(ordinal: int) -> str:
     from tf_gradcomp.ops.library import LibraryError
 
     try:
-        found = library.info(ordinal)
+        found = library.gpu_info(ordinal)
     except LibraryError:
         return ""
     device = f", {found.name}, sm_{found.capability}" if found.name else ""

@@ -13,6 +13,7 @@ from tf_gradcomp.compressors.base import Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce, Request
 from tf_gradcomp.compressors.settings import Valid, is_number
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
+from tf_gradcomp.policy import GradientSpec
 
 
 def sum_payloads(
@@ -25,8 +26,10 @@ def sum_payloads(
 ) -> Reduced:
     """Sums the gathered payloads of all replicas.
 
-    If the step is skipped, the packed values return to the residuals. They are discarded if only a
-    sum is too large, because the sums of all later steps would be too large, too.
+    The method has taken the packed values out of its residuals before it gathers, and has left the
+    residuals as they are if its own values are not finite. If the step is skipped, the packed
+    values return to the residuals. They are discarded if only a sum is too large, because the sums
+    of all later steps would be too large, too.
 
     Args:
         inputs: The inputs of the step.
@@ -36,7 +39,7 @@ def sum_payloads(
         decode: Takes the payloads, the step and `shapes`, and returns sums and whether all replicas
             are finite.
         put_back: Takes the residuals and this replica's payload, and adds the packed values to the
-            residuals.
+            residuals; nothing, if the payload is flagged as not finite.
     """
     shapes = [spec.shape for spec in inputs.specs]
     gradients, finite = decode(payloads, inputs.step, shapes=shapes)
@@ -46,6 +49,20 @@ def sum_payloads(
 
     tf.cond(are_taken(inputs, payloads), lambda: None, return_values)
     return Reduced(gradients, tf.logical_and(finite, inputs.finite), tensor_bytes)
+
+
+def read_state(handle: tf.Tensor, spec: GradientSpec) -> tf.Tensor:
+    """Returns the value of a state variable of one gradient, float32 in the shape of `spec`.
+
+    For methods in plain TensorFlow; `handle` is one of `StepInputs.state`.
+    """
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    return tf.ensure_shape(value, spec.shape)
+
+
+def assign_state(handle: tf.Tensor, value: tf.Tensor, spec: GradientSpec) -> None:
+    """Writes the value of a state variable of one gradient; `value` may be flat."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.reshape(value, spec.shape))
 
 
 def are_taken(inputs: StepInputs, payloads: tf.Tensor) -> tf.Tensor:

@@ -85,7 +85,8 @@ class StepInputs:
         specs: The spec of each gradient.
         gradients: Dense tensors, in the shapes and dtypes of `specs`.
         state: What `Compressor.state` asks for, by name: for each gradient the resource handle of
-            this replica's variable, which `ops` update.
+            this replica's variable. `ops` update it; plain TensorFlow uses `read_state` and
+            `assign_state` of `aggregation.py`.
         step: int64 scalar, equal on all replicas.
         finite: bool scalar, equal on all replicas; if false, all replicas skip the step.
         rank: int32 scalar, this replica's index.
@@ -196,7 +197,7 @@ class Compressor(abc.ABC):
     Attributes:
         name: The name of the method for `gc.compressors.get`.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
-            of Adam's second moments.
+            of Adam's second moments. True for a sparse method, until measured.
         has_gpu_kernels: Whether its ops also run on a GPU, with all state, and with second moments
             if the method divides gradients itself. State of other methods is copied to the host for
             each step.
@@ -289,7 +290,8 @@ class Compressor(abc.ABC):
     def delayed(self, inputs: StepInputs) -> tf.Tensor:
         """Returns which gradients are mostly delayed in the residual: bool [tensors].
 
-        A variable of one element is never delayed.
+        Of these, more than half of the entries stay there in a step. A variable of one element is
+        never delayed.
         """
         if self.whole_setting is None:
             return tf.zeros([len(inputs.specs)], tf.bool)

@@ -125,7 +125,10 @@ class Communicator:
         return dtype.size
 
     def sum(self, request: AllReduce) -> tf.Tensor:
-        """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
+        """Returns the sum of the replicas' vectors, followed by the sum of their metadata.
+
+        Long vectors are summed in pieces of 32 MiB, which are joined in their order.
+        """
         pieces = _pieces(request.values)
         if request.metadata is not None:  # copies only the last piece
             pieces[-1] = tf.concat([pieces[-1], request.metadata], 0)

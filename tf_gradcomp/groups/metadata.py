@@ -23,7 +23,8 @@ _TAG_BITS = 22
 DIFFERENT = (
     "The replicas of this job sum different vectors: they are at different steps, exchange "
     "gradients of different variables, or compress with different settings. Start all workers "
-    "with the same program, and restore the same checkpoint on all workers."
+    "with the same program, and restore the same checkpoint on all workers. If they are equal, "
+    "this is a fault of tf_gradcomp: please report it."
 )
 
 

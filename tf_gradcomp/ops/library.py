@@ -155,7 +155,7 @@ class GpuInfo:
 
 
 @functools.cache
-def info(ordinal: int) -> GpuInfo:
+def gpu_info(ordinal: int) -> GpuInfo:
     """Describes a device; the first call compiles and checks the kernels, in a few seconds.
 
     Args:
@@ -183,7 +183,7 @@ def problem(device: str) -> str:
     if spec.device_type != "GPU" or not visible:
         return "it is no GPU"
     index = min(spec.device_index or 0, len(visible) - 1)  # one may be split into several
-    return info(int(visible[index].name.rpartition(":")[2])).error
+    return gpu_info(int(visible[index].name.rpartition(":")[2])).error
 
 
 def compile_for(capability: int) -> str:

@@ -179,6 +179,7 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
     computed = getattr(core, _COMPUTED, None)
 
     def update_step(gradient: Any, variable: Any) -> None:
+        """Replaces Keras' method: variables with a step of their own take it."""
         step = step_of(variable)
         if step:
             step(core, gradient, variable, core.learning_rate)

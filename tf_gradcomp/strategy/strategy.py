@@ -212,7 +212,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def reduce_gradients(self) -> Callable[..., list[tf.Tensor | tf.IndexedSlices | None]]:
-        """Sums gradients in a training loop; see `gc.CompressedAllReduce.reduce_gradients`.
+        """Returns the function that sums gradients in a training loop.
+
+        See `gc.CompressedAllReduce.reduce_gradients`.
 
         Raises:
             ValueError: If the strategy has no compressor.

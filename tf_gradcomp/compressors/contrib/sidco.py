@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.aggregation import sum_payloads
+from tf_gradcomp.compressors.aggregation import assign_state, read_state, sum_payloads
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.compressors.settings import Valid, is_share
 from tf_gradcomp.ops.payload import SIDCO
-from tf_gradcomp.policy import GradientSpec
 
 _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) and share < 1)
 
@@ -71,7 +70,7 @@ class SIDCo(Compressor):
         def encode() -> tuple[tf.Tensor, tf.Tensor]:
             residuals = inputs.residuals
             totals = [
-                _read(residual, spec) + tf.cast(gradient, tf.float32)
+                read_state(residual, spec) + tf.cast(gradient, tf.float32)
                 for residual, gradient, spec in zip(residuals, inputs.gradients, specs, strict=True)
             ]
             flat = [tf.reshape(total, [-1]) for total in totals]
@@ -82,7 +81,7 @@ class SIDCo(Compressor):
                 for residual, total, sent, spec in zip(residuals, flat, places, specs, strict=True):
                     zeros = tf.zeros_like(sent, tf.float32)
                     remaining = tf.tensor_scatter_nd_update(total, sent[:, None], zeros)
-                    _assign(residual, remaining, spec)
+                    assign_state(residual, remaining, spec)
                 values = [tf.gather(*pair) for pair in zip(flat, places, strict=True)]
                 counts = tf.stack([tf.size(tensor_indices) for tensor_indices in places])
                 return tf.concat([counts, *places, tf.bitcast(tf.concat(values, 0), tf.int32)], 0)
@@ -109,20 +108,13 @@ class SIDCo(Compressor):
             indices, values = _entries(bodies[0], sizes)
             sent = tf.split(tf.scatter_nd(indices[:, None], values, [sum(sizes)]), sizes)
             for residual, values_sent, spec in zip(residuals, sent, specs, strict=True):
-                _assign(residual, _read(residual, spec) + tf.reshape(values_sent, spec.shape), spec)
+                assign_state(
+                    residual, read_state(residual, spec) + tf.reshape(values_sent, spec.shape), spec
+                )
 
         payload, tensor_bytes = encode()
         payloads = yield AllGather(payload)
         return sum_payloads(inputs, payload, payloads, tensor_bytes, decode, put_back)
-
-
-def _read(residual: tf.Tensor, spec: GradientSpec) -> tf.Tensor:
-    value = tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
-    return tf.ensure_shape(value, spec.shape)
-
-
-def _assign(residual: tf.Tensor, value: tf.Tensor, spec: GradientSpec) -> None:
-    tf.raw_ops.AssignVariableOp(resource=residual, value=tf.reshape(value, spec.shape))
 
 
 def _entries(body: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:

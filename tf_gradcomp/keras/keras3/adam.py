@@ -64,6 +64,7 @@ def momentum_only(
     constants = _step_constants(optimizer, divided)
 
     def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+        """Replaces Keras' method: gradients that are mostly delayed bypass the momentum."""
         if index(variable) in is_delayed:
             _update(
                 optimizer, step, constants, gradient, variable, rate, is_delayed[index(variable)]
