@@ -289,8 +289,8 @@ def in_phase_3(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"order": "index"}, {"autoencoder": {**PAIRS, "slope": 0.5}}],
-    ids=["order", "slope"],
+    [{"innovation": 0.02}, {"autoencoder": {**PAIRS, "slope": 0.5}}],
+    ids=["innovation", "slope"],
 )
 def test_weights_learnt_for_other_settings_are_not_used(in_phase_3, changed):
     """An autoencoder of the same shapes would decode something else."""

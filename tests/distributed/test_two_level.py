@@ -16,7 +16,7 @@ from tests.workers import result, run_workers
 PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
 LOCAL = ["rounds", "updates", "gossip"]  # in which each process has its own inner optimizer
 TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager", *LOCAL]
-CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
+CHECKS = [*TRAINED, "lgreco"]  # for which a last bit may decide which entry is sent
 FORMATS = [".weights.h5", "tf"]
 # With a momentum of 0.9, SGD(0.1) moves a weight in 8 steps by at most 5.7 times a single step.
 # Adam(0.01) has an epsilon of 0.05. Sums are over 16 rows, 16 inputs and 3 classes.
@@ -146,7 +146,7 @@ def test_loss_scale_follows_what_all_replicas_saw(two_level):
 def test_a_plan_equals_the_plan_of_one_replica_in_each_process(two_level, one_replica):
     plans = {str(worker["lgreco"]["plan"]) for worker in (*two_level, *one_replica)}
     assert len(plans) == 1
-    assert len(set(two_level[0]["lgreco"]["plan"])) > 2  # sent whole, and two other settings
+    assert two_level[0]["lgreco"]["ratio"] > 1
 
 
 def test_means_of_what_a_step_returns_are_over_all_replicas(two_level, one_replica):

@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.lgreco import LayerPlanner
 
 BATCH, STEPS, EPOCHS = 32, 4, 5
 PERIOD, LAST_STEP = 6, 9
-METHOD = "lgreco(method='power_sgd(rank=3)')"
+METHOD = "lgreco(method='top_k(density=0.05)')"
 data = digits(BATCH * STEPS)
 
 
@@ -60,7 +60,6 @@ def seen(model, exchange):
         **state_digest(model),
         "plan": exchange.hooks.plan_in_force(),
         "sums": sums,
-        "factors": state["factor"],
         "next plan": exchange.hooks.get(LayerPlanner).propose(sums, exchange.job_state),
     }
 
@@ -105,12 +104,14 @@ def strategy():
 
 
 def error_with_another_plan(model, exchange):
-    """Trains on where worker 1 has another plan, and so shorter vectors."""
-    (plan,) = exchange.job_state["power_sgd_plan"].values
-    settings = np.array(exchange.hooks.plan_in_force().settings) + 1
+    """Trains on where worker 1 has another plan, and so vectors of another length."""
+    (plan,) = exchange.job_state["top_k_plan"].values
+    settings = np.array(exchange.hooks.plan_in_force().settings)
     if RANK == 1:
-        settings[2] -= 1
-    plan.assign(settings)
+        planner = exchange.hooks.get(LayerPlanner)
+        choices = planner.lgreco.choices(planner.specs[2])
+        settings[2] = next(choice for choice in choices if choice != settings[2])
+    plan.assign(settings + 1)
     try:
         fit(model)
     except Exception as error:

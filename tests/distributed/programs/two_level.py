@@ -159,11 +159,16 @@ def adam(**settings):
 
 
 def planned():
-    model = built(sgd(), gc.compressors.LGreCo("qsgd"), hidden=[64])
+    model = built(sgd(), gc.compressors.LGreCo("top_k(density=0.05)"), hidden=[64, 32])
     take_steps(model)
     plan = exchange_of(model).plan_settings()
     take_steps(model)
-    return {**seen_of(model), "values": values_of(model), "plan": plan.settings}
+    return {
+        **seen_of(model),
+        "values": values_of(model),
+        "plan": plan.settings,
+        "ratio": plan.ratio,
+    }
 
 
 def handed_over():
