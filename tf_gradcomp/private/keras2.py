@@ -142,8 +142,8 @@ def slots(optimizer: Any, kind: str, variables: Sequence[Any]) -> list[tf.Variab
     if isinstance(optimizer, Legacy):
         name = {"momentums": "m", "velocities": "v", "velocity_hats": "vhat"}[kind]
         return [optimizer.get_slot(variable, name) for variable in variables]
-    of_all = getattr(optimizer, f"_{kind}")
-    return [of_all[optimizer._index_dict[optimizer._var_key(variable)]] for variable in variables]
+    slots = getattr(optimizer, f"_{kind}")
+    return [slots[optimizer._index_dict[optimizer._var_key(variable)]] for variable in variables]
 
 
 Step = Callable[[Any, Any, Any, Any], None]  # (optimizer, gradient, variable, learning rate)

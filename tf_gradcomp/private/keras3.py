@@ -89,8 +89,8 @@ def slots(
     optimizer: keras.optimizers.Optimizer, kind: str, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
     """The `"momentums"`, `"velocities"` or `"velocity_hats"` of variables, which are private."""
-    of_all = getattr(optimizer, f"_{kind}")
-    return [of_all[variable_index(optimizer, variable)] for variable in variables]
+    slots = getattr(optimizer, f"_{kind}")
+    return [slots[variable_index(optimizer, variable)] for variable in variables]
 
 
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:

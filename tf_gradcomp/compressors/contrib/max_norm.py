@@ -153,8 +153,8 @@ class MaxNormQuantization(Plannable):
         finer = [self._bits(specs[number])[1:] for number in coded]
         chosen = yield from _choose_units(shares, bits, finer, replicas)
         codes = [
-            _rounded(share * tf.gather(_STEPS, of_one), self._uniform(inputs, number, share.shape))
-            for number, share, of_one in zip(coded, shares, chosen, strict=True)
+            _rounded(share * tf.gather(_STEPS, units), self._uniform(inputs, number, share.shape))
+            for number, share, units in zip(coded, shares, chosen, strict=True)
         ]
         sums = yield from _sum(
             [code + tf.gather(_STEPS, coarse) for code, coarse in zip(codes, bits, strict=True)],
@@ -181,7 +181,7 @@ class MaxNormQuantization(Plannable):
             tf.logical_and(finite, inputs.finite),
             rests=_joined(rests),
         )
-        counted = [self._bytes(*of_one, replicas) for of_one in zip(specs, settings, strict=True)]
+        counted = [self._bytes(*pair, replicas) for pair in zip(specs, settings, strict=True)]
         tensor_bytes = tf.convert_to_tensor(counted, tf.int64)
         return Reduced(reduced, tf.logical_and(finite, fits), tensor_bytes)
 

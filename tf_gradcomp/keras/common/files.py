@@ -83,8 +83,8 @@ def collect_at_epoch_end(model: keras.Model) -> None:
 def collect(model: keras.Model) -> None:
     """Collects the workers' local state, so that the chief's callbacks can save alone."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
-        for one in savings_of(model):
-            one.collect()
+        for saving in savings_of(model):
+            saving.collect()
 
 
 def synchronize(model: keras.Model) -> None:
@@ -97,8 +97,8 @@ def synchronize(model: keras.Model) -> None:
 def release(model: keras.Model) -> None:
     """Frees the memory of collected state, because steps are about to change the state."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
-        for one in savings_of(model):
-            one.forget()
+        for saving in savings_of(model):
+            saving.forget()
 
 
 def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None = None) -> str:

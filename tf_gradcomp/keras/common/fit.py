@@ -96,7 +96,7 @@ def _flat(callbacks: Any) -> list[keras.callbacks.Callback]:
 def _default_callbacks(callbacks: Any, given: dict[str, Any]) -> Iterator[keras.callbacks.Callback]:
     """Keras' own callbacks, which it would add later, so that other callbacks know of them."""
     known = tuple(type(callback) for callback in _flat(callbacks))
-    if not any(issubclass(one, keras.callbacks.History) for one in known):
+    if not any(issubclass(class_, keras.callbacks.History) for class_ in known):
         yield keras.callbacks.History()
     if given["verbose"] != 0 and keras.callbacks.ProgbarLogger not in known:
         bar = keras.callbacks.ProgbarLogger(*(["steps"] if IS_KERAS_2 else []))

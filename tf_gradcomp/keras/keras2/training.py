@@ -127,15 +127,15 @@ def results_of_metrics(original: Any, self: Any) -> Any:
 )
 def mark_results(original: Any, result_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Marks each result of a metric as a result over all replicas."""
-    of_keras = original(result_fn)
+    keras_result = original(result_fn)
 
     def marked(*args: Any) -> Any:
-        results = of_keras(*args)
+        results = keras_result(*args)
         for result in tf.nest.flatten(results):
             setattr(result, _IS_GLOBAL, True)
         return results
 
-    return tf.__internal__.decorator.make_decorator(of_keras, marked)
+    return tf.__internal__.decorator.make_decorator(keras_result, marked)
 
 
 @patch(
