@@ -32,12 +32,12 @@ def frozen():
 
 
 def numbers():
-    """Returns the numbers that a callback gets by float() and int() in training."""
+    """Returns the numbers that a callback reads in training."""
     model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.Adam(0.25)))
     seen = []
     callback = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(
-            [float(model.optimizer.learning_rate), int(model.optimizer.iterations)]
+            [float(model.optimizer.learning_rate), int(model.optimizer.iterations.numpy())]
         )
     )
     model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback])

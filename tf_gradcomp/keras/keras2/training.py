@@ -1,10 +1,9 @@
-"""Training, saving and backups with Keras 2 on several workers."""
+"""Training with Keras 2 on several workers."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,50 +16,10 @@ from tf_gradcomp.keras.common import (
 )
 from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.compressed_all_reduce import with_missing
-from tf_gradcomp.keras.common.files import is_coordinated, saving
 from tf_gradcomp.keras.common.precondition import check_moments_not_taken
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.strategy import CheckedStrategy
-from tf_gradcomp.whole_files import replacing_path
-
-_WHY = "Workers that save to one path overwrite each other's files."
-
-
-def save(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """Writes a file of a model for all workers that give its path."""
-    path = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else "://"
-    # If `overwrite` is False, Keras asks the user; the other functions lack this argument.
-    overwrite = kwargs.get("overwrite", args[0] if args else True)
-    asks = not overwrite and os.path.exists(path)
-    if "://" in path or asks or not is_coordinated(model):
-        original(model, filepath, *args, **kwargs)
-        return
-    with saving(model, path) as writes:
-        if writes:
-            with replacing_path(path) as new:
-                original(model, new, *args, **kwargs)
-
-
-for _target in keras_private.SAVE_MODEL:
-    patch(_target, why=_WHY, test="test_save", essential=True)(save)
-
-
-@patch(keras_private.SAVE_WEIGHTS, why=_WHY, test="test_save", essential=True)
-def save_weights(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """Writes weights in HDF5; weights in TensorFlow's format are a checkpoint."""
-    save_format = kwargs.get("save_format", args[1] if len(args) > 1 else None)
-    by_name = "h5" if str(filepath).endswith((".h5", ".keras", ".hdf5")) else "tf"
-    if (save_format or by_name).lower().strip() in ("h5", "hdf5", "keras"):
-        save(original, model, filepath, *args, **kwargs)
-    else:
-        original(model, filepath, *args, **kwargs)
-
-
-def adapted(_callback: Any, _model: Any) -> contextlib.AbstractContextManager[None]:
-    """Does nothing: Keras 2 gives each worker a folder for its backups."""
-    return contextlib.nullcontext()
-
 
 _MEAN = tf.VariableAggregation.MEAN
 _IS_GLOBAL = "_gradcomp_is_global"  # an attribute of metric results that count all replicas

@@ -50,7 +50,7 @@ def reading(model: keras.Model, given: dict[str, Any]) -> Iterator[Reading | Non
 
     Within this context, the model is built from one batch of the data.
     """
-    check_no_scaler_inside(model.optimizer)
+    check_no_scaler_inside(getattr(model, "optimizer", None))  # a model need not be compiled
     if not isinstance(model.distribute_strategy, CheckedStrategy):
         yield None
         return
