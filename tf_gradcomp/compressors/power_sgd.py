@@ -167,7 +167,7 @@ class PowerSGD(Plannable):
         if self.alternate:
             return (yield from _sum_one_factor(inputs, ranks))
         residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
-        left, own_finite = ops.power_sgd_left(
+        left, local_finite = ops.power_sgd_left(
             residuals, gradients, factors, inputs.step, ranks=ranks
         )
         left_sum = yield AllReduce(left)
@@ -180,7 +180,7 @@ class PowerSGD(Plannable):
             left,
             right,
             right_sum,
-            keep=own_finite,
+            keep=local_finite,
             finite=tf.logical_and(finite, inputs.finite),
             ranks=ranks,
         )

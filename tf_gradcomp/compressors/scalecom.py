@@ -175,18 +175,20 @@ class ScaleCom(Plannable):
         rates = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates)
         leads = leader(inputs.step, inputs.size)
-        offsets, own_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
+        offsets, local_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
         if self.value_bits == FLOAT_BITS:
             offsets = yield from request_unless_empty(
                 offsets, lambda words: Broadcast(words, leads)
             )
-            reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
+            reduced, finite = yield from sum_chosen(
+                chunked, inputs, offsets, local_finite, self.beta
+            )
         else:
             reduced, finite = yield from sum_in_few_bits(
                 chunked,
                 inputs,
                 offsets,
-                own_finite,
+                local_finite,
                 leads,
                 self.value_bits,
                 self.beta,

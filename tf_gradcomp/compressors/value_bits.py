@@ -128,9 +128,9 @@ def gather_codes(
     scale_words, words = tf.split(
         bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1
     )
-    codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
-    scales_of_all = tf.bitcast(scale_words, tf.float32)
-    received = decode_values(scales_of_all, codes_of_all, split.scale_indices, bits)
+    all_codes = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
+    all_scales = tf.bitcast(scale_words, tf.float32)
+    received = decode_values(all_scales, all_codes, split.scale_indices, bits)
     return Summed(
         decode_values(scales[tf.newaxis], codes[tf.newaxis], split.scale_indices, bits)[0],
         # Adds in the order of the replicas, which a reduction does not guarantee.

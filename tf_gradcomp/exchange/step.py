@@ -92,9 +92,9 @@ def take_step(
         sent = [
             total.plus(dense_sent) for total, dense_sent in zip(sent, sent_by_method, strict=True)
         ]
-        for replica, result, own_sent in zip(replicas, results, sent_by_method, strict=True):
+        for replica, result, method_sent in zip(replicas, results, sent_by_method, strict=True):
             replica.set_fact(setup.variables.delayed, result.delayed, dense)
-            replica.count(dense, own_sent, result.reduced.tensor_bytes)
+            replica.count(dense, method_sent, result.reduced.tensor_bytes)
             if setup.preconditioner and updates is not None:
                 _note_beginnings(replica, dense, result.begins, finite, updates)
 

@@ -114,9 +114,11 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     if not callable(function):
         raise missing_function
     parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_keywords = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     missing = [parameter for parameter in ("batch_size", "seed") if parameter not in parameters]
-    if missing and not takes_any:
+    if missing and not takes_keywords:
         raise ValueError(
             f"{name} of {path!r} takes no {' and no '.join(missing)}; expected a function of "
             "batch_size and seed that returns a gc.simulation.Task."

@@ -135,18 +135,18 @@ class ArcTopK(Plannable):
     def reduce(self, inputs: StepInputs) -> Generator[AllReduce, tf.Tensor, Reduced]:
         """Sums sketches, and then the blocks that they choose (paper, Algorithm 1)."""
         variables = self._variables(inputs)
-        own_finite = tf.reduce_all(
+        local_finite = tf.reduce_all(
             tf.stack([tf.reduce_all(tf.math.is_finite(one.total)) for one in variables])
         )
         signs = _signs(inputs.step, self.block)
-        sketch = _joined([one.sketch(signs) for one in variables], own_finite)
+        sketch = _joined([one.sketch(signs) for one in variables], local_finite)
         sketch = yield from request_unless_empty(tf.cast(sketch, SKETCHED), AllReduce)
         sketches = tf.split(sketch, [one.sketch_size for one in variables])
         chosen = [one.choose(part) for one, part in zip(variables, sketches, strict=True)]
 
         pairs = list(zip(variables, chosen, strict=True))
-        values = _joined([one.take(blocks) for one, blocks in pairs], own_finite)
-        flag = tf.where(own_finite, 0.0, math.nan)
+        values = _joined([one.take(blocks) for one, blocks in pairs], local_finite)
+        flag = tf.where(local_finite, 0.0, math.nan)
         totals = yield AllReduce(tf.concat([values, [flag]], 0))
         totals, fits = zero_if_too_large(totals, tf.math.is_finite(totals[-1]))
         gone = tf.logical_and(tf.math.is_finite(totals[-1]), inputs.finite)
@@ -159,7 +159,7 @@ class ArcTopK(Plannable):
             for variable in variables:
                 variable.keep(variable.total)
 
-        tf.cond(gone, keep_rest, lambda: tf.cond(own_finite, keep_all, lambda: None))
+        tf.cond(gone, keep_rest, lambda: tf.cond(local_finite, keep_all, lambda: None))
         totals = tf.where(gone, totals[:-1], 0.0)
         parts = tf.split(totals, [one.sent_size for one in variables])
         reduced = [

@@ -82,9 +82,9 @@ class CountSketch(Compressor):
         specs = inputs.specs
         plan = self._plan(specs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, [1] * len(specs))
-        _, own_finite = ops.chunk_select(chunked, lead=False)
+        _, local_finite = ops.chunk_select(chunked, lead=False)
         offsets = tf.zeros([0], tf.int32)  # chunks of one entry have none
-        taken = ops.chunk_take(chunked, offsets, own_finite)
+        taken = ops.chunk_take(chunked, offsets, local_finite)
         *parts, flag = tf.split(taken, [*(spec.elements for spec in specs), 1])
         values = _concat([parts[number] for number in plan.sketched])
         whole = _concat([parts[number] for number in plan.whole])
@@ -116,7 +116,7 @@ class CountSketch(Compressor):
             chunked,
             offsets,
             tf.concat([totals, [0.0]], 0),
-            own_finite,
+            local_finite,
             tf.logical_and(finite, inputs.finite),
             rests=by_tensor(tf.zeros_like(whole), rest),
         )

@@ -139,15 +139,15 @@ class MaxNormQuantization(Plannable):
         own = self.settings(specs)
         settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, [self._chunk_size] * len(own))
-        _, own_finite = ops.chunk_select(chunked, lead=False)
+        _, local_finite = ops.chunk_select(chunked, lead=False)
         offsets = ops.chunk_draw(chunked, inputs.step)
-        taken = ops.chunk_take(chunked, offsets, own_finite)
+        taken = ops.chunk_take(chunked, offsets, local_finite)
         parts = tf.split(taken, [*map(self._entries, specs), 1])[:-1]
         coded = [number for number, bits in enumerate(own) if bits != SENT_WHOLE]
         whole = [number for number in range(len(own)) if number not in coded]
 
         values = [parts[number] for number in coded]
-        scales, finite = yield from self._scales(inputs, values, own_finite)
+        scales, finite = yield from self._scales(inputs, values, local_finite)
         shares = list(map(tf.math.divide_no_nan, values, scales))
         bits = [settings[number] for number in coded]
         finer = [self._bits(specs[number])[1:] for number in coded]
@@ -177,7 +177,7 @@ class MaxNormQuantization(Plannable):
             chunked,
             offsets,
             tf.concat([total, [0.0]], 0),
-            own_finite,
+            local_finite,
             tf.logical_and(finite, inputs.finite),
             rests=_joined(rests),
         )

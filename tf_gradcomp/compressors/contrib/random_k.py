@@ -74,8 +74,8 @@ class RandomK(Compressor):
         """Sums the entries that are drawn for this step."""
         settings = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, settings)
-        _, own_finite = ops.chunk_select(chunked, lead=False)
+        _, local_finite = ops.chunk_select(chunked, lead=False)
         offsets = ops.chunk_draw(chunked, inputs.step)
-        reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite)
+        reduced, finite = yield from sum_chosen(chunked, inputs, offsets, local_finite)
         sizes = [spec.elements for spec in inputs.specs]
         return Reduced(reduced, finite, tensor_bytes(chunked, sizes))

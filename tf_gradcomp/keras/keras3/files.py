@@ -55,21 +55,15 @@ def save_model(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: A
     def write(target: Any) -> None:
         _outside_scope(lambda: original(model, target, *args, **kwargs))
 
-    path = str(filepath)
-    if isinstance(filepath, io.IOBase) or not is_coordinated(model):
-        write(filepath)
-        return
-    with saving(model, path) as writes:
-        if not writes:
-            return
-        if "://" in path:
-            write(filepath)
-        elif path.endswith(".keras"):
+    def replace(path: str) -> None:
+        if path.endswith(".keras"):
             with replacing(path) as file:
                 write(file)
         else:
             with replacing_path(path) as new:
                 write(new)
+
+    _write_coordinated(model, filepath, write, replace)
 
 
 @patch(
@@ -93,16 +87,8 @@ def save_weights(
     def write(target: Any) -> None:
         _outside_scope(lambda: original(model, target, max_shard_size, objects_to_skip))
 
-    path = str(filepath)
-    if isinstance(filepath, io.IOBase) or not is_coordinated(model):
-        write(filepath)
-        return
-    with saving(model, path) as writes:
-        if not writes:
-            return
-        if "://" in path:
-            write(filepath)
-        elif max_shard_size is None:
+    def replace(path: str) -> None:
+        if max_shard_size is None:
             write(buffer := keras_private.NamedBuffer(filepath))
             with replacing(path) as file:
                 file.write(buffer.getbuffer())
@@ -110,6 +96,23 @@ def save_weights(
             with temporary_folder(path) as folder:
                 write(os.path.join(folder, os.path.basename(path)))
                 move(folder, os.path.dirname(os.path.realpath(path)))
+
+    _write_coordinated(model, filepath, write, replace)
+
+
+def _write_coordinated(
+    model: Any, filepath: Any, write: Callable[[Any], None], replace: Callable[[str], None]
+) -> None:
+    """Writes to an open file or a URL by `write`, and to a path of all workers by `replace`."""
+    path = str(filepath)
+    if isinstance(filepath, io.IOBase) or not is_coordinated(model):
+        write(filepath)
+        return
+    with saving(model, path) as writes:
+        if writes and "://" in path:
+            write(filepath)
+        elif writes:
+            replace(path)
 
 
 def _outside_scope(write: Callable[[], None]) -> None:
