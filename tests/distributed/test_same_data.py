@@ -10,6 +10,7 @@ import pytest
 from tests.bounds import assert_close
 from tests.workers import result, run_workers
 
+FILES = 10
 TOLD_OF_FILES = "list the files"
 TOLD_OF_ROWS = ["set_random_seed(0)", "reshuffle_each_iteration=False"]
 PROGRAM = Path(__file__).parent / "programs/same_data.py"
@@ -18,10 +19,11 @@ PROGRAM = Path(__file__).parent / "programs/same_data.py"
 @functools.cache
 def seen():
     with tempfile.TemporaryDirectory() as folder:
-        for i in range(4):
+        # So many that two random orders of the files are hardly ever equal.
+        for i in range(FILES):
             rows = [f"{i},{row}\n" for row in range(8)]
             (Path(folder) / f"{i}.csv").write_text("".join(rows))
-        workers = run_workers(PROGRAM, 2, [folder], deadline=300)
+        workers = run_workers(PROGRAM, 2, [folder, str(FILES)], deadline=300)
     return [{**result(worker), "stderr": worker.stderr} for worker in workers]
 
 

@@ -68,7 +68,7 @@ def augmented():
 
 def orders():
     folder = pathlib.Path(argument(1))
-    names = [str(folder / f"{i}.csv") for i in range(4)]
+    names = [str(folder / f"{i}.csv") for i in range(int(argument(2)))]
     rotated = names[RANK:] + names[:RANK]
     return {
         "no seed": fit(dataset()),
