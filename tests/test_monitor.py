@@ -20,7 +20,7 @@ LOGS = [
     "sent_bytes",
     "dense_bytes",
     "compression_ratio",
-    "wire_ratio",
+    "fewer_bytes",
     "skipped_steps",
     "residual_norm",
 ]
@@ -137,8 +137,8 @@ def test_sent_bytes_are_the_longest_payload_and_its_length():
 def test_the_progress_bar_shows_two_of_them(capsys, verbose):
     fit(build(), epochs=1, verbose=verbose)
     output = capsys.readouterr().out
-    assert "wire_ratio: " in output
-    for name in set(LOGS) - {"wire_ratio"}:
+    assert "fewer_bytes: " in output
+    for name in set(LOGS) - {"fewer_bytes"}:
         assert name not in output
     assert len(fit(build(), epochs=1, verbose=verbose, bad_batch=1).history) == len(LOGS) + 1
     assert "skipped_steps: 1" in capsys.readouterr().out
@@ -192,20 +192,19 @@ def test_prints_a_table_by_variable(capsys, monkeypatch):
     model = build()
     history = fit(model, epochs=1, table=True).history
     output = capsys.readouterr().out
-    assert "Payload of an exchange by this replica, in bytes, over 4 exchanges" in output
+    assert "Payload of one exchange, in bytes, mean of 4:" in output
     for spec in model.optimizer.exchange.specs:
         (row,) = [line for line in output.splitlines() if spec.path in line]
         assert row.split()[:3] == [spec.path, spec.kind, f"{spec.elements:,}"]
     (header,) = [line for line in output.splitlines() if "header" in line]
     assert header.split() == ["header", str(HEADER)]
-    (total,) = [line for line in output.splitlines() if line.split()[:1] == ["all"]]
-    measures = (f"{history['payload_bytes'][0]:,.0f}", f"{history['compression_ratio'][0]:,.1f}")
-    assert total.split()[1:] == [f"{sum(SIZES):,}", *measures]
-    assert f"Sent per exchange: {history['sent_bytes'][0]:,.0f} bytes" in output
-    wire_ratio = history["wire_ratio"][0]
-    assert f"would send {4 * sum(SIZES):,}, {wire_ratio:,.1f} times as many." in output
+    (total,) = [line for line in output.splitlines() if line.startswith("total payload")]
+    assert total.split()[2:] == [f"{sum(SIZES):,}", f"{history['payload_bytes'][0]:,.0f}"]
+    sent, fewer = history["sent_bytes"][0], history["fewer_bytes"][0]
+    first = f"This worker sent {sent:,.0f} bytes in each exchange instead of {4 * sum(SIZES):,}"
+    assert f"{first}: {fewer:,.1f} times fewer." in output
     fit(model, epochs=1, table=True)
-    assert "Payload of a step" not in capsys.readouterr().out  # once for a model
+    assert "Payload of one exchange" not in capsys.readouterr().out  # once for a model
 
 
 @pytest.mark.parametrize(("table", "rows"), [(True, 10), ("all", 24)])
@@ -230,6 +229,20 @@ def test_the_table_has_the_largest_variables_and_fits(capsys, monkeypatch, table
         assert elements == sorted(elements, reverse=True)
         elements.append(int(others[0][2].replace(",", "")))
     assert sum(elements) == model.count_params()
+
+
+def test_a_model_that_is_too_small_is_told_of(capsys):
+    with collective().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(gc.CompressedOptimizer("sgd"), loss="mse")
+    monitor = gc.callbacks.CompressionMonitor()
+    history = model.fit(
+        np.ones((8, 2), "float32"), np.ones((8, 1)), verbose=0, callbacks=[monitor]
+    ).history
+    more = history["sent_bytes"][0] / 12  # three weights as float32
+    assert more > 1
+    output = capsys.readouterr().out.replace("\n", " ")
+    assert f"instead of 12: {more:,.1f} times MORE. The model is too small" in output
 
 
 def test_invalid_values_of_table_are_refused():
@@ -271,14 +284,14 @@ def test_a_table_that_travels_sparse_is_in_the_ratios_and_in_the_table(capsys, m
 
 def test_the_table_can_be_left_out(capsys):
     fit(build(), epochs=1)
-    assert "Payload of a step" not in capsys.readouterr().out
+    assert "Payload of one exchange" not in capsys.readouterr().out
 
 
 def test_the_table_covers_one_fit_and_not_those_before(capsys):
     model = build()
     fit(model, epochs=1)
     fit(model, epochs=1, table=True)
-    assert "over 4 exchanges" in capsys.readouterr().out
+    assert "mean of 4:" in capsys.readouterr().out
 
 
 def test_counts_skipped_steps():
@@ -302,7 +315,7 @@ def test_with_one_replica_nothing_is_exchanged(capsys):
     assert history["skipped_steps"] == [0, 0]
     assert history["residual_norm"] == [0, 0]
     assert "payload_bytes" not in history
-    assert "Payload of a step" not in capsys.readouterr().out
+    assert "Payload of one exchange" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [collective, tf.distribute.get_strategy, None])
@@ -313,7 +326,7 @@ def test_without_compression_the_callback_gives_a_notice_and_no_logs(make, capsy
     messages.forget()
     history = fit(build(optimizer, strategy), table=True).history
     assert set(history) == {"loss"}
-    assert "Payload of a step" not in capsys.readouterr().out
+    assert "Payload of one exchange" not in capsys.readouterr().out
     assert "nothing compresses the gradients of this model. Wrap its optimizer" in caplog.text
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 PREFIX = "GRADCOMP_"
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # TensorFlow's: 0 shows everything, 1 hides information
 COMPRESSOR = "GRADCOMP_COMPRESSOR"  # the method that replaces the program's own method, as text
 MALLOC = "GRADCOMP_MALLOC"  # whether `gradcomp run` tunes its workers' malloc: tuned or default
 RESTARTS = "GRADCOMP_RESTARTS"  # `gradcomp run --max-restarts`: how often the job was restarted

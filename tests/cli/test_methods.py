@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,14 +42,35 @@ def test_every_compressor_is_listed_with_what_it_is_for():
 
 
 def test_methods_on_the_shelf_for_experiments_have_a_table_of_their_own():
-    first, second = CliRunner().invoke(main, ["methods"]).output.split("compressors.contrib")
+    before, shelf_table = CliRunner().invoke(main, ["methods"]).output.split("Experiments")
+    first, special = before.split("Special cases")
     found = json.loads(CliRunner().invoke(main, ["methods", "--json"]).output)
     folder = Path(compressors.__file__).parent / "contrib"
     shelf = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert {method["name"] for method in found if method["contrib"]} == shelf
     for method in found:
-        assert (f" {method['name']} " in second) == (method["name"] in shelf)
-        assert (f" {method['name']} " in first) == (method["name"] not in shelf)
+        tables = [f" {method['name']} " in table for table in (first, special, shelf_table)]
+        assert sum(tables) == 1, method
+        assert tables[-1] == (method["name"] in shelf)
+    assert " adacomp " in first
+    assert "(the default)" in first
+
+
+def test_methods_are_those_that_can_be_named():
+    found = json.loads(CliRunner().invoke(main, ["methods", "--json"]).output)
+    assert [method["name"] for method in found] == sorted(compressors.names())
+
+
+def test_methods_are_listed_without_tensorflow():
+    code = """
+import sys
+sys.modules["tensorflow"] = None  # cannot be imported
+from tf_gradcomp.cli.main import main
+main(["methods"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "power_sgd" in done.stdout
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)

@@ -35,6 +35,7 @@ ENV = {name: value for name, value in os.environ.items() if name not in _UNSET} 
     "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1])
 }
 quick = pytest.mark.quick("gradcomp run")
+STARTS = "gradcomp: starting {}"
 
 
 @pytest.fixture
@@ -77,7 +78,9 @@ def test_output_is_prefixed_and_separated(program):
     done = gradcomp("run", "-n", "2", path)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[worker 0] one 0", "[worker 1] one 1"]
-    assert sorted(done.stderr.splitlines()) == ["[worker 0] two 0", "[worker 1] two 1"]
+    first, *others = done.stderr.splitlines()
+    assert first == STARTS.format("2 workers")
+    assert sorted(others) == ["[worker 0] two 0", "[worker 1] two 1"]
 
 
 def test_characters_that_cannot_be_shown_do_not_end_the_job(program):
@@ -88,7 +91,7 @@ def test_characters_that_cannot_be_shown_do_not_end_the_job(program):
         """
     )
     done = gradcomp("run", "-n", "1", path, env={"PYTHONIOENCODING": "iso8859-5"})
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"{STARTS.format('1 worker')}\n")
     assert done.stdout == "[worker 0] caf? ?\n[worker 0] end\n"
 
 
@@ -161,12 +164,13 @@ def test_reports_of_waiting_workers_are_shown_with_the_chief_output(program):
                 logging.warning("%s Worker 0", line)
     """)
     done = gradcomp("run", "-n", "2", "--output", "chief", path)
-    assert [line.partition(",")[2].partition(" ")[2] for line in done.stderr.splitlines()] == [
+    _, *lines = done.stderr.splitlines()
+    assert [line.partition(",")[2].partition(" ")[2] for line in lines] == [
         "Waiting for 30 seconds, before the first step. Worker 0",
         "Waiting for 1e+06 seconds, in step 7. Worker 0",
         "Continues after 42 seconds. Worker 0",
     ]
-    assert all(line.startswith("[worker 1] ") for line in done.stderr.splitlines())
+    assert all(line.startswith("[worker 1] ") for line in lines)
 
 
 def test_all_after_the_program_is_the_programs_own(program):
@@ -231,7 +235,8 @@ def test_start_up_lines_of_tensorflow_are_shown_only_if_asked_for(program):
         (["--verbose"], {"TF_CPP_MIN_LOG_LEVEL": "2", "GRADCOMP_MALLOC": "default"}, "2", every),
     ):
         done = gradcomp("run", "-n", "1", *args, path, env=env)
-        assert (done.stdout, done.stderr.splitlines()) == (f"[worker 0] {level}\n", lines)
+        _, *shown = done.stderr.splitlines()
+        assert (done.stdout, shown) == (f"[worker 0] {level}\n", lines)
 
 
 def test_an_error_of_all_workers_is_printed_once(program):
@@ -376,7 +381,8 @@ def test_other_signals_are_passed_on_to_the_workers(waiting_job, name):
     job.send_signal(signal.Signals[name])
     out, err = job.communicate(timeout=300)
     lines = [f"[worker {index}] saved on {name}" for index in (0, 1)]
-    assert (job.returncode, sorted(out.splitlines()), err) == (0, lines, "")
+    assert (job.returncode, sorted(out.splitlines())) == (0, lines)
+    assert err == f"{STARTS.format('2 workers')}\n"
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
@@ -468,7 +474,8 @@ def test_a_reader_that_goes_away_ends_the_job(program):
     ) as process:
         pid = int(process.stdout.readline().split()[-1])
         process.stdout.close()
-        assert process.stderr.read() == "Error: Cannot write the output: Broken pipe.\n"
+        _, *lines = process.stderr.read().splitlines()
+        assert lines == ["Error: Cannot write the output: Broken pipe."]
         assert process.wait(timeout=300) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -666,6 +673,8 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         (["-n", "2", "--gpus-per-worker", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "2", "--gpus-per-worker", "1", "--horovod", __file__], "leave out --gpus-per-w"),
         (["--nothing", "-n", "2", __file__], "No such option"),
+        (["--compressor", "adacopm", "-n", "2", __file__], "did you mean 'adacomp'?"),
+        (["--compressor", "top-k(density=0.1)", "-n", "2", __file__], "did you mean 'top_k'"),
     ],
 )
 def test_wrong_use_is_one_sentence(args, says):

@@ -206,7 +206,7 @@ def test_a_program_without_a_task_is_refused_before_it_runs(tmp_path):
 
 
 def test_fewer_bytes_in_the_table_equal_the_verdict():
-    history = {"sent_bytes": [100.0, 300.0], "wire_ratio": [90.0, 10.0]}
+    history = {"sent_bytes": [100.0, 300.0], "fewer_bytes": [90.0, 10.0]}
     run = SimulatedTraining("adacomp", 2, 0, 0.0, history, {})
     assert _fewer_sent([run]) == (100 * 90 + 300 * 10) / 400
 

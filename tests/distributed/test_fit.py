@@ -237,7 +237,7 @@ def test_tensorboard_gets_what_the_monitor_measures(way):
             "sent_bytes",
             "dense_bytes",
             "compression_ratio",
-            "wire_ratio",
+            "fewer_bytes",
             "skipped_steps",
             "residual_norm",
         ):
@@ -256,7 +256,7 @@ def test_monitor_counts_all_bytes_of_a_step(way):
         for payload, sent, ratio, wire in zip(
             *(
                 history[name]
-                for name in ("payload_bytes", "sent_bytes", "compression_ratio", "wire_ratio")
+                for name in ("payload_bytes", "sent_bytes", "compression_ratio", "fewer_bytes")
             ),
             strict=True,
         ):

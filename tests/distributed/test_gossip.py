@@ -210,7 +210,7 @@ def test_fit_evaluates_the_mean(jobs):
         assert one["exchanges"] == 3 * (5 + 1)  # the mean at the end of an epoch is an exchange
         assert one["logs"]["rounds"] == [5, 10, 15]
         assert 0 < one["logs"]["drift"][-1] < 1
-        assert one["logs"]["wire_ratio"][-1] > 1
+        assert one["logs"]["fewer_bytes"][-1] > 1
     assert all(
         len(set(steps)) == WORKERS for steps in zip(*(s["steps"] for s in seen), strict=True)
     )

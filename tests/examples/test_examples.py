@@ -113,7 +113,7 @@ def test_dense_runs_send_all():
 @pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py", "transformer_lm.py"])
 def test_the_monitor_shows_in_the_history(program):
     record = trained(program, 2, "adacomp")
-    names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "wire_ratio"}
+    names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "fewer_bytes"}
     assert names | {"skipped_steps", "residual_norm", "seconds_per_step"} <= set(record["history"])
     assert series(record, "skipped_steps")[-1] == 0
 

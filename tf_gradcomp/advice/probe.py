@@ -23,13 +23,14 @@ from tf_gradcomp.advice.cost_model import (
     predict,
     tables_note,
 )
-from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
+from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES, DEFAULT
+from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.communicator import Communicator, PrefixSize
 from tf_gradcomp.groups.group import Group, outside_scope
-from tf_gradcomp.groups.messages import log_info
+from tf_gradcomp.groups.messages import log_debug, log_info
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 _FEWEST = 512  # the time of fewer elements counts as latency
@@ -251,8 +252,7 @@ def choose(
     candidates differ only by noise, the first is chosen.
     """
     if len(candidates) == 1:
-        chosen, tables = candidates[0], ""
-        how = repr(chosen.compressor)
+        chosen, reason = candidates[0], ""
     else:
         probed = probe(group, specs, candidates, QUICK)
         predictions = probed.predictions
@@ -262,7 +262,17 @@ def choose(
             if candidate.compressor.name == BASELINE
         )
         chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
-        how = f"{chosen.compressor!r}; the probe predicted: {exchange_times(predictions)}"
-        tables = tables_note(probed.tables)
-    log_info(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
+        reason = f" The probe predicted: {exchange_times(predictions)}.{tables_note(probed.tables)}"
+    log_info(f"{_exchange_sentence(group, chosen.compressor)}{reason}")
+    log_debug(f"The compressor is {chosen.compressor!r}.")
     return chosen
+
+
+def _exchange_sentence(group: Group, compressor: Compressor) -> str:
+    is_one_each = group.size == group.processes.size
+    who = f"{group.size} {'worker' if is_one_each else 'replica'}s"
+    text = text_of(compressor)
+    if text == BASELINE:
+        return f"{who} exchange gradients without compression."
+    default = " (the default)" if text == DEFAULT else ""
+    return f"{who} exchange gradients compressed by {text}{default}."

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from importlib import metadata
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tf_gradcomp import __version__
 from tf_gradcomp.cli.options import json_option, print_json
@@ -23,15 +20,21 @@ OLDEST_TENSORFLOW = (2, 17)
 NEWEST_TENSORFLOW = (2, 21)
 
 
+_NAME_WIDTH = 14
+
+
 @dataclass
 class _Report:
-    """The rows of the table, and the problems to list below it."""
+    """The rows, which are printed as they are found, and the problems to list below them."""
 
+    shows_rows: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: str) -> None:
         self.rows.append((name, value))
+        if self.shows_rows:  # in one line, so that users can copy paths
+            click.echo(f"{click.style(name.ljust(_NAME_WIDTH), bold=True)}{value}")
 
 
 @click.command(short_help="Show the installed versions, and check that they work together.")
@@ -42,7 +45,7 @@ def info(as_json: bool) -> None:
     Ends with exit code 1 if something is wrong, and says how to fix it.
     """
     _quiet_tensorflow()
-    report = _Report()
+    report = _Report(shows_rows=not as_json)
     _add_versions(report)
     _add_tensorflow(report)
     _add_tf_config(report)
@@ -50,7 +53,7 @@ def info(as_json: bool) -> None:
         rows = {name.strip(): value for name, value in report.rows}
         print_json({**rows, "problems": report.problems})
     else:
-        _show(report)
+        _show_verdict(report)
     sys.exit(1 if report.problems else 0)
 
 
@@ -115,8 +118,8 @@ def _add_library(report: _Report) -> None:
     library = library_info()
     report.add("op library", str(library.path))
     report.add("  built for", f"TensorFlow {library.built_for or '- (not built)'}")
-    report.add("  kernels", library.simd or "cannot be loaded")
-    report.add("CPU features", " ".join(library.cpu_features))
+    kernels = library.simd or "cannot be loaded"
+    report.add("  kernels", f"{kernels} (this CPU: {' '.join(library.cpu_features)})")
     if library.error is not None:
         report.problems.append(library.error)
 
@@ -189,14 +192,12 @@ def _describe(config: TFConfig) -> str:
     return f"{config.task_type} {config.task_index}{chief} of {'; '.join(addresses)}"
 
 
-def _show(report: _Report) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    # Folded, never cut off, so that users can copy paths.
-    table.add_column(overflow="fold")
-    for name, value in report.rows:
-        # As plain text, because a path may look like rich's markup.
-        table.add_row(name, Text(value))
-    Console().print(table)
+def _show_verdict(report: _Report) -> None:
     for problem in report.problems:
         click.secho(f"gradcomp: {problem}", err=True, fg="red")
+    if report.problems:
+        click.echo(f"\nNot OK: {len(report.problems)} of these do not work together; see above.")
+        return
+    found = dict(report.rows)
+    gpus = "no GPU" if "GPUs" in found else "with GPUs"
+    click.echo(f"\nOK: tf_gradcomp trains with this TensorFlow, {gpus}.")

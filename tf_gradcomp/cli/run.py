@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tf_gradcomp.cli.methods import CompressorText
 from tf_gradcomp.cli.options import Seconds, Workers, print_json
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
@@ -23,6 +24,7 @@ from tf_gradcomp.launch import (
     parse_hosts,
 )
 from tf_gradcomp.launch.job import GRACE, report_end, run_job, run_with_restarts
+from tf_gradcomp.launch.output import echo
 
 # The options that a job cannot have, each with the reason or the way out.
 NOT_UNDER_SCHEDULER = {
@@ -56,8 +58,8 @@ _NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_r
     "-H",
     "--hosts",
     metavar="HOST[:N],...",
-    help="Start N workers on each of these hosts, or one, by ssh. Each host needs this Python, its "
-    "packages, and the program, in the same folders as here.",
+    help="Start the workers by ssh: one on each host, or N with HOST:N. Each host needs this Python, "
+    "its packages, and the program, in the same folders as here.",
 )
 @click.option(
     "-x",
@@ -115,6 +117,7 @@ _NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_r
 )
 @click.option(
     "--compressor",
+    type=CompressorText(),
     metavar="NAME|NAME(KEY=VALUE,...)",
     help="Exchange gradients by this method, in place of the program's own method. Sets "
     "GRADCOMP_COMPRESSOR for the workers.",
@@ -216,6 +219,9 @@ def run(
                     connections = stack.enter_context(connected(host_list, needed_paths))
                 if rank and not rank.is_alone:
                     addresses = stack.enter_context(addresses_of_ranks(rank))
+            if not addresses:
+                where = f" on {hosts}" if hosts else ""
+                echo(f"gradcomp: starting {workers} worker{'s' * (workers > 1)}{where}", err=True)
             return run_job(
                 command,
                 workers,

@@ -21,7 +21,7 @@ _COLUMNS = {  # by name in the history: title and format
     "payload_bytes": ("payload, bytes", ",.0f"),
     "sent_bytes": ("sent, bytes", ",.0f"),
     "compression_ratio": ("payload ratio", ",.1f"),
-    "wire_ratio": ("wire ratio", ",.1f"),
+    "fewer_bytes": ("wire ratio", ",.1f"),
     "union_density": ("union density", ".4f"),
     "residual_norm": ("residual norm", ".3g"),
     "cosine_distance": ("cosine distance", ".3f"),
@@ -224,7 +224,7 @@ def _fewer_sent(same: Sequence[SimulatedTraining]) -> float:
     """Returns how many times fewer bytes were sent than a dense all-reduce would send."""
     histories = [run.history for run in same]
     sent = [np.asarray(history["sent_bytes"][-_LAST_EPOCHS:]) for history in histories]
-    ratios = [np.asarray(history["wire_ratio"][-_LAST_EPOCHS:]) for history in histories]
+    ratios = [np.asarray(history["fewer_bytes"][-_LAST_EPOCHS:]) for history in histories]
     dense = sum(float(np.sum(s * r)) for s, r in zip(sent, ratios, strict=True))
     total = sum(float(np.sum(s)) for s in sent)
     return dense / total if total else math.nan

@@ -36,7 +36,7 @@ _DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 50
 
 
 class AdaComp(Plannable):
-    """Adaptive residual gradient compression.
+    """Sends the entries that stand out in their bin, as index and sign.
 
     The residual plus gradient of each variable is cut into bins. A bin sends every entry that
     reaches the bin's maximum if the latest gradient is counted `scale_factor` times. Each entry is
@@ -45,8 +45,9 @@ class AdaComp(Plannable):
     more if few entries matter. Payloads are gathered, so the bytes that each replica receives grow
     with the number of replicas.
 
-    Use it as a sparse method without tuning, for up to a few dozen replicas. AdaComp reads the
-    gradient and the residual once or twice, without a sort.
+    Use it first: it needs no setting, and trained as well as uncompressed with 2 to 32 workers. Its
+    bytes grow with the number of workers, so compare it with `cast` from about 16 on. AdaComp reads
+    the gradient and the residual once or twice, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see

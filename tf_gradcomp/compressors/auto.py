@@ -9,6 +9,7 @@ from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor
 
 BASELINE = "no_compression"
+DEFAULT = "adacomp"  # of gc.CompressedOptimizer
 # Each was measured to train about as well as dense: docs/advise.md has the limits and figures.
 CANDIDATES = (BASELINE, "cast", "adacomp")
 

@@ -116,7 +116,7 @@ _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
 class LGreCo(Compressor):
-    """Another method, with a setting for each layer that is planned during training.
+    """Plans, during training, the settings of another method for each layer.
 
     The method's own settings are the reference. In each period of training, a plan chooses one of
     several settings around each layer's own. All layers then send the fewest bytes whose summed

@@ -36,7 +36,7 @@ _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 
 
 class PowerSGD(Plannable):
-    """Low-rank gradient compression by one step of power iteration, with error feedback.
+    """Sums two thin matrices, whose product approximates the gradient of a layer.
 
     The residual plus gradient of each variable is viewed as a matrix of n rows and m columns, where
     m is its last axis. The matrix is sent as the product of an n x r and an m x r matrix; the
@@ -44,8 +44,8 @@ class PowerSGD(Plannable):
     and therefore comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n +
     m)). On digits and MNIST with 2 and 8 replicas, ScaleCom sent less and was more accurate.
 
-    Use it if layers are large and there are many replicas: it sums, so the bytes that a replica
-    sends and receives do not grow with the number of replicas. PowerSGD communicates twice in a
+    Use it if layers are large and there are many workers. It sums, so the bytes that a worker sends
+    and receives do not grow with the number of workers. PowerSGD communicates twice in a
     step, and reads gradient and residual three times. Vectors are summed whole, as float32. A
     matrix is also summed whole if its two factors have at least half as many entries as the matrix.
 

@@ -29,7 +29,7 @@ _QUANTIZED = tuple(kind for kind in LAYER_KINDS if kind != VECTOR)
 
 
 class QSGD(Plannable):
-    """Quantization to a few bits per element, with error feedback.
+    """Sends every entry, rounded to a few bits.
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
     element and the unit between two levels as float32, and for each element a level of `bits` bits.
@@ -39,11 +39,11 @@ class QSGD(Plannable):
     with the number of replicas. On digits with 2 and 8 replicas, AdaComp sent less, was as accurate
     and took less time.
 
-    Use it if every element must be sent in every step, and you have measured the cost of rounding:
-    on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4 bits
-    behind after 600 steps. QSGD reads gradient and residual twice. No level is at 0, because that
-    would make the units of a bucket larger. Rows of a table that never have a gradient therefore
-    move a little, up and down, in buckets with other rows.
+    Use it if every entry must be sent in every step, and you have measured what rounding costs. On
+    digits it was within 0.2 points of dense training, and on a character LSTM with Adam 0.3 to 0.4
+    bits behind after 600 steps. QSGD reads gradient and residual twice. No level is at 0, because
+    that would make the units of a bucket larger. Rows of a table that never have a gradient
+    therefore move a little, up and down, in buckets with other rows.
 
     Args:
         bits: For each element, 2 to 8, for all layer kinds but vectors (biases, normalization),

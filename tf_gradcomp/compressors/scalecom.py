@@ -66,7 +66,7 @@ _SENT_WHOLE = 1  # a chunk of one entry
 
 
 class ScaleCom(Plannable):
-    """Scalable sparsified gradient compression: cyclic local top-k with a filtered residual.
+    """Sums one entry of each chunk, which one worker chooses for all.
 
     In each step one replica leads: it finds the largest entry of residual plus gradient in each
     chunk of `rate` entries, and broadcasts the positions. All replicas sum their values at these
@@ -75,8 +75,9 @@ class ScaleCom(Plannable):
     sends one entry, too. A small variable therefore sends an entry in every step, however large the
     gradients of other variables are.
 
-    Use it for many replicas. The replicas' gradients should be alike, as they are if each replica
-    gets its share of every batch. Without a warm-up, ScaleCom loses more accuracy early in training
+    Use it where the fewest bytes count, after a warm-up: with 32 workers it trained less well than
+    uncompressed. The replicas' gradients should be alike, as they are if each replica gets its
+    share of every batch. Without a warm-up, ScaleCom loses more accuracy early in training
     than AdaComp. In the paper, less than a tenth of the training is a dense warm-up. ScaleCom costs
     two passes over gradient and residual.
 

@@ -48,7 +48,7 @@ _CHUNK = Valid(
 
 
 class TopK(Plannable):
-    """The largest entries of each variable, gathered, with error feedback.
+    """Sends the largest entries of each variable, as index and value.
 
     A variable with N elements sends the max(1, floor(density N)) entries of residual plus gradient
     with the largest magnitudes, as a 32-bit index and a float32 value each; the rest stays in the

@@ -22,7 +22,7 @@ from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scal
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.lockstep import LockstepGroup
-from tf_gradcomp.groups.messages import log_info
+from tf_gradcomp.groups.messages import log_debug, log_info
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
@@ -201,12 +201,12 @@ def log_notices(parts: Setup, notices: Iterable[str]) -> None:
         return
     kind = parts.group.kind
     if parts.group.all_replicas is not parts.group:
-        log_info(f"The replicas of each {kind} sum their gradients before the exchange.")
+        log_debug(f"The replicas of each {kind} sum their gradients before the exchange.")
     if parts.preconditioner:
-        log_info(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
+        log_debug(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
     if gpus and parts.on_gpu != parts.variables.state.keys():
-        log_info(f"{_COPIED}.")
+        log_debug(f"{_COPIED}.")
     elif problem := next(filter(None, map(library.problem, gpus)), None):
         log_info(f"{_COPIED}: {problem}.")
     for notice in notices:

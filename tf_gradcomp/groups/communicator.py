@@ -193,7 +193,7 @@ def measures_per_step(
         "sent_bytes": sent_bytes,
         "dense_bytes": dense_bytes,
         "compression_ratio": dense_bytes / payload_bytes if payload_bytes else float("nan"),
-        "wire_ratio": ring_bytes / sent_bytes if sent_bytes else float("nan"),
+        "fewer_bytes": ring_bytes / sent_bytes if sent_bytes else float("nan"),
     }
 
 

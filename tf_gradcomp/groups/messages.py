@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 
 from tf_gradcomp.chief import is_chief
+from tf_gradcomp.environment import LEVEL
 
 _LOGGER = logging.getLogger("tf_gradcomp")
 
@@ -17,7 +19,13 @@ def log_info(message: str) -> None:
     up logging, its handlers and this logger's level decide which messages are shown.
     """
     if is_chief():
-        _log_once(message)
+        _log_once(logging.INFO, message)
+
+
+def log_debug(message: str) -> None:
+    """Logs a message like `log_info`, at level DEBUG, which `gradcomp run --verbose` shows."""
+    if is_chief():
+        _log_once(logging.DEBUG, message)
 
 
 def log_warning(message: str) -> None:
@@ -26,13 +34,14 @@ def log_warning(message: str) -> None:
 
 
 @functools.cache
-def _log_once(message: str) -> None:
-    _logger().info(message)
+def _log_once(level: int, message: str) -> None:
+    _logger().log(level, message)
 
 
 def _logger() -> logging.Logger:
     if _LOGGER.level == logging.NOTSET:
-        _LOGGER.setLevel(logging.INFO)
+        shows_all = os.environ.get(LEVEL) == "0"
+        _LOGGER.setLevel(logging.DEBUG if shows_all else logging.INFO)
     _LOGGER.removeHandler(_library_handler())
     if not _LOGGER.hasHandlers():  # a program may set up logging at any time
         _LOGGER.addHandler(_library_handler())

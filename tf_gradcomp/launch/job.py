@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from tf_gradcomp.environment import MALLOC, PREFIX, RESTARTS, bypass, proxy_variable
+from tf_gradcomp.environment import LEVEL, MALLOC, PREFIX, RESTARTS, bypass, proxy_variable
 from tf_gradcomp.launch import quiet
 from tf_gradcomp.launch.output import (
     WorkerOutput,
@@ -79,8 +79,7 @@ def run_job(
         echo(f"gradcomp: the workers get {name}={value} ({MALLOC}=default: none)", err=True)
     env = {**env, **settings}
     is_quiet = quiet.is_wanted(verbose)
-    if is_quiet:
-        env = {quiet.LEVEL: "1", **env}
+    env = {LEVEL: "1" if is_quiet else "0", **env}
     if rank is None and sys.stdout is not None and sys.stdout.isatty():
         env["COLUMNS"] = str(table_width(size))
     if connections:

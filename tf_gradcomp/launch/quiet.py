@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tf_gradcomp.environment import LEVEL
 from tf_gradcomp.launch.result import (
     LOG,
     LOST_OTHERS,
@@ -17,7 +18,6 @@ from tf_gradcomp.launch.result import (
     same_but_for_numbers,
 )
 
-LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows everything, 1 hides information
 # TensorFlow's information, and its harmless warnings and errors. Lines from before it has read the
 # level come at any level.
 _NOISE = re.compile(

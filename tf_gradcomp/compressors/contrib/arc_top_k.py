@@ -30,7 +30,7 @@ _DEFAULT_DENSITY = 0.02
 
 
 class ArcTopK(Plannable):
-    """Sums the blocks that are largest in the sum; as accurate as ScaleCom on eight replicas.
+    """Sums the blocks of entries that are largest in the sum.
 
     Each variable is cut into blocks of consecutive entries. A replica sums the entries of a block,
     with random signs, in `rank` groups. The replicas sum these sketches, and estimate the norms of
@@ -38,11 +38,11 @@ class ArcTopK(Plannable):
     travels and no replica leads. The chosen blocks are summed as float32; the rest stays in the
     residual. The bytes that a replica sends do not grow with the number of replicas.
 
-    Use it for many replicas whose gradients are not alike, so that the choice of one leader does
-    not suit the others. With 32 replicas and equal bytes on digits, it was more accurate than
-    ScaleCom and TopK. ArcTopK communicates twice in a step. A block is sent whole, so gradients
-    with scattered large entries need a higher density than with TopK. This method is plain
-    TensorFlow.
+    Use it with dozens of workers: it sends few bytes however many there are, and trained better
+    with 32 than ScaleCom. No leader chooses, so gradients need not be alike. With 32 replicas and
+    equal bytes on digits, it was more accurate than ScaleCom and TopK. ArcTopK communicates twice
+    in a step. A block is sent whole, so gradients with scattered large entries need a higher
+    density than with TopK. This method is plain TensorFlow.
 
     Args:
         density: The share of the blocks that is sent, above 0 and up to 1, for all variables or by

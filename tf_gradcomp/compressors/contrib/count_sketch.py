@@ -31,7 +31,7 @@ class _Plan(NamedTuple):
 
 
 class CountSketch(Compressor):
-    """Sums entries that are large in summed sketches; ScaleCom sends less and trained better.
+    """Sums the entries that are large in summed sketches.
 
     A sketch has three rows of sums. In each row, every entry of residual plus gradient is added to
     one sum at random, with a random sign. The replicas' sketches are summed, and from the summed
@@ -40,10 +40,10 @@ class CountSketch(Compressor):
     travels, and the bytes do not grow with the number of replicas. All variables share a sketch, so
     their entries compete. Vectors (biases, normalization) are summed whole.
 
-    Use it to compare sketches with other choices of entries. Below 16 replicas, TopK of the same
-    density sends less, and with 8 replicas it trained better. This method takes longer to encode
-    and decode than TopK, because it draws a random number for each entry and row twice in a step.
-    The host draws them, with a GPU as well.
+    Use it to compare sketches with other choices of entries: ScaleCom sent less and trained better.
+    Below 16 replicas, TopK of the same density sends less, and with 8 replicas it trained better.
+    This method takes longer to encode and decode than TopK, because it draws a random number for
+    each entry and row twice in a step. The host draws them, with a GPU as well.
 
     Args:
         density: The share of the entries that the sketch can recover, above 0 and up to 1.

@@ -31,7 +31,7 @@ Bits: TypeAlias = int | Sequence[int]
 
 
 class MaxNormQuantization(Plannable):
-    """Quantization to a few bits per entry, in a unit that all replicas share, so codes are summed.
+    """Rounds every entry to a few bits, in a unit that all workers share, and sums the codes.
 
     The unit is the largest magnitude of a variable over all replicas, divided by 2^bits - 1. Each
     replica rounds its residual plus gradient up or down at random to multiples of the unit; the
@@ -39,8 +39,8 @@ class MaxNormQuantization(Plannable):
     Each field of a word has room for its sum, so no sum is rounded or overflows. On digits with 2
     and 8 replicas, AdaComp sent less, was as accurate and took less time.
 
-    Use it where QSGD would suit, on 4 replicas or more: the bytes that a replica sends hardly grow
-    with the number of replicas. The largest magnitudes, one float32 for each variable, are gathered
+    Use it where QSGD would suit, with 4 workers or more. The bytes that a worker sends hardly grow
+    with the number of workers. The largest magnitudes, one float32 for each variable, are gathered
     in a separate collective. The method is plain TensorFlow, and takes longer to encode than QSGD.
 
     Args:

@@ -27,7 +27,7 @@ class RandomK(Compressor):
     gradient, so RandomK needs a higher density than other sparse methods. On digits and MNIST,
     ScaleCom sent less and was more accurate.
 
-    Use it only as a baseline for sparse methods: it was 8 points of accuracy behind dense on
+    Use it only as a baseline for sparse methods. It was 8 points of accuracy behind dense on
     digits, and 1.9 bits per character on an LSTM. RandomK costs two passes over gradient and
     residual.
 

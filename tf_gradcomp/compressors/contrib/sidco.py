@@ -18,7 +18,7 @@ _DENSITY = Valid("a number above 0 and below 1", lambda share: is_share(share) a
 
 
 class SIDCo(Compressor):
-    """Sends the entries above an estimated threshold; TopK is as accurate, and faster.
+    """Sends the entries above an estimated threshold.
 
     The magnitudes of residual plus gradient are fitted by a generalized Pareto distribution, whose
     quantile is the threshold. Each further stage fits the distribution again, to the magnitudes
@@ -30,7 +30,7 @@ class SIDCo(Compressor):
     elements sends its largest entries. Payloads are gathered, so the bytes that each replica
     receives grow with the number of replicas.
 
-    Use it to compare its thresholds with the exact choice of TopK.
+    Use it to compare its thresholds with the exact choice of TopK, which is faster.
 
     Args:
         density: The target share of sent entries, above 0 and below 1.

@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.requests import AllGather
 
 
 class SignSGD(Compressor):
-    """SignSGD with error feedback.
+    """Sends the sign of every entry, and one magnitude for each variable.
 
     For the residual plus gradient of each variable, it sends the sign of each element, one bit, and
     the mean magnitude, one float32 for the whole variable; 0 counts as positive. The difference
@@ -22,7 +22,7 @@ class SignSGD(Compressor):
     the bytes that each replica receives grow with the number of replicas. On digits and MNIST,
     AdaComp sent less and was more accurate.
 
-    Use it as the one-bit baseline: it was 1.1 points behind dense on digits, and 0.7 to 0.8 bits on
+    Use it as the one-bit baseline. It was 1.1 points behind dense on digits, and 0.7 to 0.8 bits on
     a character LSTM after 600 steps. SignSGD reads gradient and residual twice. Without a residual,
     signs need not converge, so this method always keeps one. A bit has no room for 0, so rows of a
     table that never have a gradient move by the mean magnitude, up and down.

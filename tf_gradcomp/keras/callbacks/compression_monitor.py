@@ -30,7 +30,7 @@ from tf_gradcomp.policy import GradientSpec
 
 ALL = "all"
 LARGEST = 10  # variables with a row in the table
-_NUMBERS = ("elements", "payload", "ratio")
+_NUMBERS = ("elements", "payload")
 _SHORTEST_NAME = 12
 _LIMIT = 0.45  # between the cosines of methods that keep up with dense training, and that lag
 _DELAYED = (
@@ -61,8 +61,9 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `payload_bytes`: the bytes of this replica's payload in a step, including its header;
     - `sent_bytes`: the bytes that it sends, including payloads that it forwards for others;
     - `dense_bytes`: the bytes of its gradients as float32;
-    - `compression_ratio`: `dense_bytes / payload_bytes`, the papers' ratio, honestly counted;
-    - `wire_ratio`: the bytes that it would send in a dense ring all-reduce, over `sent_bytes`;
+    - `compression_ratio`: `dense_bytes / payload_bytes`, the payload ratio of the papers;
+    - `fewer_bytes`: how many times fewer bytes it sends: the bytes that it would send in an
+      uncompressed ring all-reduce, over `sent_bytes`;
     - `skipped_steps`: steps skipped since the start because a gradient was not finite;
     - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch;
     - `rounds`, with `local_steps`: the rounds since the start; the means above are over rounds;
@@ -72,7 +73,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `steps_per_round`, with `local_steps`: the number of steps of the latest round that has begun,
       unless it ends early.
 
-    The progress bar shows `wire_ratio`, and `skipped_steps` once a step was skipped.
+    The progress bar shows `fewer_bytes`, and `skipped_steps` once a step was skipped.
 
     Callbacks see the logs in the order of their list: put this callback first. With one replica,
     nothing is exchanged, and only `skipped_steps` and `residual_norm` are logged.
@@ -104,7 +105,7 @@ class CompressionMonitor(keras.callbacks.Callback):
                 bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts counting; tells the user if nothing is compressed."""
+        """Starts counting; logs if nothing is compressed."""
         self._exchange = None
         compressed = compressed_all_reduce(self.model.distribute_strategy)
         if compressed is None and not any(wrappers_of(self.model)):
@@ -243,7 +244,9 @@ def _without_details(show: Callable[..., None], bar: keras.callbacks.Callback) -
 def traffic_table(
     exchange: GradientExchange, traffic: Traffic, width: int, largest: int | None = LARGEST
 ) -> rich.console.Group:
-    """Returns the table, no wider than `width` unless numbers alone need more.
+    """Returns what this worker sent, as a sentence and a table of payloads by variable.
+
+    The table is no wider than `width` unless numbers alone need more.
 
     Args:
         exchange: The exchange whose variables the table lists.
@@ -262,20 +265,28 @@ def traffic_table(
     if others:
         rows.append((f"{len(others)} others", "", *_cells(others, traffic)))
     header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / exchanges
-    rows.append(("header", "", "", f"{header:,.0f}", ""))
+    rows.append(("header", "", "", f"{header:,.0f}"))
     elements = sum(spec.elements for spec in exchange.specs)
-    dense, payload = traffic.dense_bytes / exchanges, traffic.payload_bytes / exchanges
-    total = ("all", "", *_numbers(elements, dense, payload))
+    total = ("total payload", "", f"{elements:,}", f"{traffic.payload_bytes / exchanges:,.0f}")
     sent = traffic.sent_bytes / exchanges
-    ring = dense_ring_bytes(exchange.group.size, dense)
-    times = f", {ring / sent:,.1f} times as many" if sent else ""
+    ring = dense_ring_bytes(exchange.group.size, traffic.dense_bytes / exchanges)
     return rich.console.Group(
-        f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {exchanges} "
-        "exchanges",
+        _sent_sentence(sent, ring),
+        "",
+        f"Payload of one exchange, in bytes, mean of {exchanges:,}:",
         _table(rows, total, width),
-        f"Sent per exchange: {sent:,.0f} bytes, including payloads that are forwarded for others.",
-        f"A dense all-reduce would send {ring:,.0f}{times}.",
     )
+
+
+def _sent_sentence(sent: float, uncompressed: float) -> str:
+    """Compares the bytes that a worker sends in an exchange with those of an all-reduce."""
+    if not sent or not uncompressed:
+        return f"This worker sent {sent:,.0f} bytes in each exchange."
+    sentence = f"This worker sent {sent:,.0f} bytes in each exchange instead of {uncompressed:,.0f}"
+    if sent <= uncompressed:
+        return f"{sentence}: {uncompressed / sent:,.1f} times fewer."
+    times = f"{sent / uncompressed:,.1f} times MORE"
+    return f"{sentence}: {times}. The model is too small for this compressor."
 
 
 def _table(rows: Sequence[tuple[str, ...]], total: tuple[str, ...], width: int) -> rich.table.Table:
@@ -294,15 +305,10 @@ def _table(rows: Sequence[tuple[str, ...]], total: tuple[str, ...], width: int) 
     return table
 
 
-def _cells(specs: Sequence[GradientSpec], traffic: Traffic) -> tuple[str, str, str]:
+def _cells(specs: Sequence[GradientSpec], traffic: Traffic) -> tuple[str, str]:
     elements = sum(spec.elements for spec in specs)
     payload = sum(traffic.tensor_bytes[spec.path] for spec in specs) / traffic.exchanges
-    return _numbers(elements, 4 * elements, payload)
-
-
-def _numbers(elements: int, dense_bytes: float, payload_bytes: float) -> tuple[str, str, str]:
-    ratio = f"{dense_bytes / payload_bytes:,.1f}" if payload_bytes else "-"
-    return f"{elements:,}", f"{payload_bytes:,.0f}", ratio
+    return f"{elements:,}", f"{payload:,.0f}"
 
 
 def shortened(path: str, most: int) -> str:
