@@ -9,7 +9,7 @@ from tf_gradcomp.advice import probe as probing
 from tf_gradcomp.advice.cost_model import Prediction, ProbeResult
 from tf_gradcomp.exchange.setup import Candidate
 
-GROUP = types.SimpleNamespace(size=2, kind="replica")
+GROUP = types.SimpleNamespace(size=2, processes=types.SimpleNamespace(size=2))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,25 @@ def test_workers_on_hosts_get_each_others_addresses_and_the_named_variables(
     assert len({*addresses.split()}) == 3
 
 
+def test_advice_is_measured_between_hosts(program, ssh):  # noqa: F811
+    path = program("""
+        import json  # and not tf_gradcomp, which takes long to import
+        path = os.environ["GRADCOMP_ADVISE"]
+        if index == 0:
+            with open(path, "w") as file:
+                json.dump({"verdict": os.environ["HOST"], "table": path, "best": "cast"}, file)
+    """)
+    done = gradcomp("advise", "-H", "host1,host2", path, env=ssh)
+    assert done.returncode == 0, done.stderr
+    verdict, written, more = done.stdout.splitlines()
+    assert (verdict, more) == ("host1", "More: --details")
+    assert not os.path.exists(written)
+    assert "loopback" not in done.stdout
+    missing = gradcomp("advise", "-H", "host1,host2", program("# tf_gradcomp"), env=ssh)
+    assert missing.returncode == 1
+    assert "ended before the measurement was complete" in missing.stderr
+
+
 def test_workers_on_hosts_end_like_local_workers(program, ssh):  # noqa: F811
     path = program(
         """

@@ -95,6 +95,7 @@ def test_one_replica_chooses_nothing():
         (compressors.AdaComp(), "adacomp"),
         (compressors.AdaComp(scale_factor=3.0), "adacomp(scale_factor=3.0)"),
         (compressors.Cast("bfloat16"), "cast(dtype='bfloat16')"),
+        (compressors.TopK(density=0.25), "top_k(density=0.25)"),
     ],
 )
 def test_the_text_of_a_compressor_is_short_and_means_it(compressor, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,14 +14,15 @@ from rich.table import Table
 
 EXCHANGE_SHARE = 0.1  # the share of the time that local steps leave to the exchange
 WORTHWHILE = 0.05  # of a step: predictions are not more exact
-_WIDTH = 120  # of the table
+WIDTH, _WIDTH_OF_DETAILS = 78, 120  # of the text
 _TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
 _RESERVATION = {
     True: "",
-    False: " In our measurements, this method trained less well than dense.",
-    None: " We did not measure whether this method trains like dense.",
+    False: " In our measurements, this method trained less well than uncompressed.",
+    None: " We did not measure whether this method trains like uncompressed.",
 }
 _MEASURED = {True: "yes", False: "no", None: "not tried"}
+_SHOWN_NOISE = 0.05e-3  # seconds
 
 
 class Kind(NamedTuple):
@@ -208,21 +210,23 @@ class ProbeResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """The advice for a job; as text a table and a sentence.
+    """The advice for a job; as text a sentence and a table.
 
     Attributes:
-        predictions: For each method; the dense baseline first. Empty with one replica.
+        predictions: For each method; the uncompressed baseline first. Empty with one replica.
         best: The recommended `compressor=`: the method with the shortest step, apart from noise.
             This is the baseline unless some method shortens a step by a twentieth, and by more than
             noise.
-        table: The predictions.
         verdict: A recommendation, or the statement that compression will not pay.
+        table: The predicted steps, at most 78 characters wide.
+        details: The parts of the predicted steps, at most 120 characters wide.
     """
 
     predictions: tuple[Prediction, ...]
     best: str
-    table: str
     verdict: str
+    table: str = ""
+    details: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the findings, JSON-serializable; times are in seconds."""
@@ -235,15 +239,15 @@ class Advice:
             }
             for prediction in self.predictions
         ]
-        return {"best": self.best, "verdict": self.verdict, "predictions": predictions}
+        return {**dataclasses.asdict(self), "predictions": predictions}
 
     def __str__(self) -> str:
-        return f"{self.table}{self.verdict}"
+        return "\n".join(filter(None, [textwrap.fill(self.verdict, WIDTH), self.table]))
 
 
 def advice_for_one_replica(baseline: str) -> Advice:
     """The advice for a job of one replica."""
-    return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
+    return Advice((), baseline, "Compression will not pay: one worker exchanges nothing.")
 
 
 def advice_on(probed: ProbeResult, compute: float) -> Advice:
@@ -254,34 +258,63 @@ def advice_on(probed: ProbeResult, compute: float) -> Advice:
     return Advice(
         predictions,
         best_of(predictions, predictions[0]).method,
-        _table(predictions),
         verdict(predictions) + tables_note(probed.tables),
+        _table(predictions),
+        _details(predictions),
     )
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    """Returns a table of all predictions, compared with the first, and a line on local steps."""
+    """Returns a table of all predictions, and sentences on computing and on local steps."""
+    baseline, best = predictions[0], best_of(predictions, None)
+    what = "a step" if baseline.compute else "an exchange"
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    rows.add_column("", min_width=14, overflow="fold")
+    for title in (f"ms {what}", "faster", f"sent {what}"):
+        rows.add_column(title, justify="right", no_wrap=True)
+    rows.add_column("trains like\nuncompressed", no_wrap=True)
+    for prediction in predictions:
+        spread = f" ± {_milliseconds(prediction.noise)}" if prediction.noise >= _SHOWN_NOISE else ""
+        rows.add_row(
+            prediction.method,
+            f"{_milliseconds(prediction.step)}{spread}",
+            f"{baseline.step / prediction.step:.1f}",
+            _bytes(prediction.sent_bytes),
+            _MEASURED[prediction.trains_like_dense],
+        )
+    sentences = []
+    if baseline.compute:
+        sentences.append(
+            f"Of a step without compression, {_milliseconds(baseline.compute)} ms is computing and "
+            f"{_milliseconds(baseline.exchange)} ms exchanging."
+        )
+        sentences.append(
+            f"With {best.method} and local_steps={enough_local_steps(best)} or more, the exchange "
+            f"takes at most {EXCHANGE_SHARE:.0%} of the time."
+        )
+    return _text(WIDTH, rows, *sentences)
+
+
+def _details(predictions: Sequence[Prediction]) -> str:
+    """Returns a table of the parts of all predictions."""
     rows = Table(title="Milliseconds of a step", title_justify="left")
     rows.add_column("compressor", min_width=14, overflow="fold")
-    for title in (*_TIMES, "times\nfaster", "bytes sent", "trains\nlike dense"):
+    for title in (*_TIMES, "bytes sent", "payload bytes"):
         rows.add_column(title, justify="right", no_wrap=True)
     for prediction in predictions:
         times = (_milliseconds(getattr(prediction, name)) for name in _TIMES)
-        faster = f"{predictions[0].step / prediction.step:.2f}"
-        like_dense = _MEASURED[prediction.trains_like_dense]
-        sent = f"{prediction.sent_bytes:,.0f}"
-        rows.add_row(prediction.method, *times, faster, sent, like_dense)
-    console = Console(width=_WIDTH, color_system=None, force_terminal=False)
+        sizes = (f"{size:,.0f}" for size in (prediction.sent_bytes, prediction.payload_bytes))
+        rows.add_row(prediction.method, *times, *sizes)
+    return _text(_WIDTH_OF_DETAILS, rows)
+
+
+def _text(width: int, *parts: Table | str) -> str:
+    """Renders tables and sentences as plain text."""
+    console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
     with console.capture() as capture:
-        console.print(rows)
-        best = best_of(predictions, None)
-        enough = enough_local_steps(best)
-        if enough is not None:
-            console.print(
-                f"With {best.method} and local_steps={enough} or more, the exchange takes at most "
-                f"{EXCHANGE_SHARE:.0%} of the time."
-            )
-    return capture.get()
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
@@ -293,12 +326,18 @@ def verdict(predictions: Sequence[Prediction]) -> str:
         best = min(predictions, key=lambda prediction: prediction.step)
     if best is baseline:
         return f"Compression will not pay: nothing here is faster than {baseline.method}."
-    what = "a step" if best.compute else "the exchange of a step"
-    how_long = f"{what} takes {_milliseconds(best.step)} ms"
-    times = f"{how_long} instead of {_milliseconds(baseline.step)} ms"
-    if not pays:
-        return f"Compression will not pay: with {best.method}, the fastest, {times}."
-    return f'Use compressor="{best.method}": {times}.{_RESERVATION[best.trains_like_dense]}'
+    what = "a step" if best.compute else "an exchange"
+    steps = f"{_milliseconds(best.step)} instead of {_milliseconds(baseline.step)} ms {what}"
+    if pays:
+        times = f"about {baseline.step / best.step:.1f} times faster ({steps})"
+        return f'Use compressor="{best.method}": {times}.{_RESERVATION[best.trains_like_dense]}'
+    if best.step <= (1 - WORTHWHILE) * baseline.step:
+        return (
+            f"Not decided: {best.method} is the fastest ({steps}), but the measurements vary by "
+            f"{_milliseconds(best.noise + baseline.noise)} ms. Try again when the machines and the "
+            "network are quiet."
+        )
+    return f"Compression will not pay: {best.method} is the fastest ({steps})."
 
 
 def tables_note(paths: Sequence[str]) -> str:
@@ -313,8 +352,18 @@ def tables_note(paths: Sequence[str]) -> str:
 
 def exchange_times(predictions: Sequence[Prediction]) -> str:
     """Returns the time of a step's exchange with each method, for one line of a log."""
-    return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)
+    return ", ".join(
+        f"{prediction.method} {_milliseconds(prediction.exchange)} ms" for prediction in predictions
+    )
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.1f}"
+
+
+def _bytes(count: float) -> str:
+    """Returns a number of bytes in the unit in which people read it."""
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} B"

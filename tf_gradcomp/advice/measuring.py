@@ -109,7 +109,8 @@ class Measuring:
         if self._writes:
             path = Path(os.environ[VARIABLE])
             as_json = path.suffix == ".json"
-            path.write_text(f"{json.dumps(advice.as_dict(), indent=1) if as_json else advice}\n")
+            text = f"{advice}\n\n{advice.details}"
+            path.write_text(f"{json.dumps(advice.as_dict(), indent=1) if as_json else text}\n")
 
 
 def _end(_signum: int, _frame: FrameType | None) -> None:

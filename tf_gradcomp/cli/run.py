@@ -14,6 +14,7 @@ from tf_gradcomp.cli.methods import CompressorText
 from tf_gradcomp.cli.options import Seconds, Workers, print_json
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
+    Host,
     JobResult,
     addresses_of_ranks,
     connected,
@@ -34,7 +35,7 @@ NOT_UNDER_SCHEDULER = {
     "--gpus-per-worker": "srun --gpus-per-task gives each worker its own GPUs",
     "--horovod": "ranks of Horovod need no gradcomp run; start the program itself, by python",
 }
-_NOT_WITH_HOSTS = {
+NOT_WITH_HOSTS = {
     "-n": "each host has a number of workers, as in host1:2",
     "--horovod": "start ranks of Horovod on hosts by horovodrun --gloo -H",
     "--gpus-per-worker": "start one worker on each host; it takes all GPUs of its host",
@@ -58,8 +59,8 @@ _NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_r
     "-H",
     "--hosts",
     metavar="HOST[:N],...",
-    help="Start the workers by ssh: one on each host, or N with HOST:N. Each host needs this Python, "
-    "its packages, and the program, in the same folders as here.",
+    help="Start the workers by ssh: one on each host, or N with HOST:N. Each host needs this "
+    "Python, its packages, and the program, in the same folders as here.",
 )
 @click.option(
     "-x",
@@ -187,9 +188,8 @@ def run(
     exported = _exported_variables(export, hosts)
     host_list = []
     if hosts is not None:
-        refuse(options, _NOT_WITH_HOSTS, "-H")
-        with shown_errors(ValueError, "-H: %s.", click.UsageError):
-            host_list = parse_hosts(hosts)
+        refuse(options, NOT_WITH_HOSTS, "-H")
+        host_list = hosts_of_job(hosts)
         workers = sum(host.workers for host in host_list)
     if workers is None and rank:
         workers = 1
@@ -270,6 +270,12 @@ def shown_errors(
         yield
     except errors as error:
         raise shown(message % error) from error
+
+
+def hosts_of_job(text: str) -> list[Host]:
+    """Returns the hosts of the option `-H`."""
+    with shown_errors(ValueError, "-H: %s.", click.UsageError):
+        return parse_hosts(text)
 
 
 def _exported_variables(export: Sequence[str], hosts: str | None) -> dict[str, str]:

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from tf_gradcomp.policy import LAYER_KINDS
+
 
 class Named(Protocol):
     """A compressor, or a choice between compressors."""
@@ -80,11 +82,20 @@ def text_of(compressor: Named) -> str:
     except TypeError:  # some of its settings have no default
         defaults = {}
     settings = ", ".join(
-        f"{name}={value!r}"
+        f"{name}={_shortest(value)!r}"
         for name, value in compressor.get_config().items()
         if name not in defaults or value != defaults[name]
     )
     return f"{compressor.name}({settings})" if settings else compressor.name
+
+
+def _shortest(setting: Any) -> Any:
+    """A number in place of a setting by layer kind that is this number for all kinds."""
+    if isinstance(setting, dict) and setting.keys() == set(LAYER_KINDS):
+        numbers = set(setting.values())
+        if len(numbers) == 1 and isinstance(number := next(iter(numbers)), int | float):
+            return number
+    return setting
 
 
 def deserialize(description: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from tf_gradcomp.launch.processes import LocalJob
 from tf_gradcomp.launch.resources import gpus_of_workers, horovod_ranks
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
 from tf_gradcomp.launch.scheduler import Rank, addresses_of_ranks, end_rank, find_rank
-from tf_gradcomp.launch.ssh import Connection, Host, connected, parse_hosts
+from tf_gradcomp.launch.ssh import Connection, Host, connected, parse_hosts, take_file
 
 __all__ = [
     "Connection",
@@ -23,4 +23,5 @@ __all__ = [
     "gpus_of_workers",
     "horovod_ranks",
     "parse_hosts",
+    "take_file",
 ]

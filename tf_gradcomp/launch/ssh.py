@@ -243,3 +243,19 @@ def connected(hosts: Sequence[Host], needed_paths: Sequence[str]) -> Iterator[li
         for connection in (connection for host in hosts for connection in connections[host]):
             with connection.process:  # which closes its pipes
                 connection.process.kill()
+
+
+def take_file(host: Host, path: str) -> str | None:
+    """Reads a text file on a host, and removes it; None if it is not there.
+
+    Raises:
+        ConnectionError: If the host cannot be reached.
+    """
+    name = shlex.quote(path)
+    command = ["sh", "-c", f"[ ! -e {name} ] || (cat {name} && rm {name})"]
+    if not host.is_local:
+        command = [*_SSH, host.name, shlex.join(command)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise ConnectionError(f"{host.name}: {path} cannot be read: {done.stderr.strip()}")
+    return done.stdout or None

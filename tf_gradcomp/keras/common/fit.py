@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp.advice import measuring
 from tf_gradcomp.keras.common import equality, files
 from tf_gradcomp.keras.common.files import warn_if_backups_are_gone, warn_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_trains
@@ -37,6 +38,7 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
 def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls Keras' `fit` with this package's callbacks around the program's own."""
     check_trains(self)
+    _check_can_be_measured(self)
     call = _bound(original, self, args, kwargs)
     given = call.arguments
     callbacks = given["callbacks"]
@@ -75,6 +77,15 @@ for _name in ("evaluate", "predict"):
         test=f"test_{_name}",
         essential=True,
     )(_evaluate)
+
+
+def _check_can_be_measured(model: keras.Model) -> None:
+    """Refuses a program for `gradcomp advise` before it trains to its end without a measurement."""
+    if measuring.is_on() and not any(wrappers_of(model)):
+        raise ValueError(
+            "gradcomp advise measures the exchanges of a gc.CompressedOptimizer, and this model's "
+            "optimizer is not wrapped: compile it with optimizer=gc.CompressedOptimizer(...)."
+        )
 
 
 def _is_ours(model: keras.Model) -> bool:
