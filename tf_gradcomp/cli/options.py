@@ -64,18 +64,24 @@ def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
     return add
 
 
-def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
-    """Makes the folder into which a command will write `files`, and returns it.
-
-    Files of an earlier run are removed if they may be overwritten, so that all files belong to one
-    run.
-    """
+def refuse_earlier_results(folder: Path, files: Iterable[str], overwrite: bool) -> list[str]:
+    """Returns which files of an earlier run are in a folder; refuses them unless `overwrite`."""
     found = [name for name in dict.fromkeys(files) if (folder / name).exists()]
     if found and not overwrite:
         raise click.UsageError(
             f"'{folder}' holds the results of an earlier run ({', '.join(found)}): give another "
             "folder by --results, or --overwrite."
         )
+    return found
+
+
+def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
+    """Makes the folder into which a command will write `files`, and returns it.
+
+    Files of an earlier run are removed if they may be overwritten, so that all files belong to one
+    run.
+    """
+    found = refuse_earlier_results(folder, files, overwrite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -19,6 +19,7 @@ from tf_gradcomp.cli.options import (
     check_plots,
     json_option,
     print_json,
+    refuse_earlier_results,
     results_folder,
     results_options,
 )
@@ -104,7 +105,7 @@ class SimulatedTraining:
     "--fragments",
     default=1,
     type=click.IntRange(min=1),
-    help="With --local-steps: number of parts of the variables, which are exchanged one at a time.",
+    help="With --local-steps: exchange the variables in this many parts, one part at a time.",
 )
 @click.option(
     "--epochs", default=10, type=click.IntRange(min=1), help="Number of epochs of each training."
@@ -150,6 +151,10 @@ def simulate(
     learner would send, and the similarity of the learners. Another plot shows the settings that
     L-GreCo has planned for each layer.
     """
+    record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
+    settings_plot = "settings.png"
+    files = [record, table, picture, settings_plot]
+    refuse_earlier_results(results, files, overwrite)  # before the imports, which take seconds
     if plot:
         check_plots("give --no-plot")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
@@ -168,9 +173,7 @@ def simulate(
         raise click.UsageError(str(error)) from error
     _check_shares(make_task.keywords["batch_size"], learners)
     console = Console(stderr=as_json)
-    record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
-    settings_plot = "settings.png"
-    folder = results_folder(results, [record, table, picture, settings_plot], overwrite)
+    folder = results_folder(results, files, overwrite)
     runs = []
     with _progress(console) as progress:
         # Repeated values would appear in the table as if they were seeds.
@@ -217,6 +220,7 @@ def _progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("{task.fields[loss]}"),
         console=console,
+        disable=not console.is_terminal,
     )
 
 

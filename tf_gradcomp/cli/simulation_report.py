@@ -21,7 +21,7 @@ _COLUMNS = {  # by name in the history: title and format
     "payload_bytes": ("payload, bytes", ",.0f"),
     "sent_bytes": ("sent, bytes", ",.0f"),
     "compression_ratio": ("payload ratio", ",.1f"),
-    "fewer_bytes": ("wire ratio", ",.1f"),
+    "fewer_bytes": ("times fewer sent", ",.1f"),
     "union_density": ("union density", ".4f"),
     "residual_norm": ("residual norm", ".3g"),
     "cosine_distance": ("cosine distance", ".3f"),
@@ -61,22 +61,24 @@ def show(console: Console, runs: Sequence[SimulatedTraining]) -> None:
 
 
 def verdict(runs: Sequence[SimulatedTraining]) -> list[str]:
-    """Prints for each method its distance from dense training, and the bytes that it saves."""
+    """Returns each method's distance from uncompressed training, and the bytes that it saves."""
     kinds = _by_kind(runs)
     dense = {n: same for (name, n), same in kinds.items() if _is_dense(name)}
     quality = _quality(runs)
     if not quality:
         return ["No verdict: the task gave no data to validate on."]
     if not dense:
-        return ["No verdict: it needs dense training to compare with: add -c no_compression."]
+        return ["No verdict: it needs uncompressed training to compare with: -c no_compression."]
     compared = [
         f"{name} with {n} worker{'s' * (n > 1)}: {_compared(same, dense[n], quality[0])}."
         for (name, n), same in kinds.items()
         if not _is_dense(name) and n in dense and n > 1
     ]
-    lines = [f"By {quality[0]}, mean of the last {_LAST_EPOCHS} epochs:", *compared]
-    if compared and all(len(same) == 1 for same in dense.values()):
-        lines.append("Only several seeds show how much of this is noise: --seeds 3.")
+    epochs = min(_LAST_EPOCHS, *(len(run.history[quality[0]]) for run in runs))
+    which = f"mean of the last {epochs} epochs" if epochs > 1 else "after the last epoch"
+    lines = [f"By {quality[0]}, {which}:", *compared]
+    if compared and any(len(same) == 1 for same in dense.values()):
+        lines.append("Several seeds show how much of this is noise: --seeds 3.")
     return lines if compared else []
 
 
@@ -92,11 +94,12 @@ def _compared(
     if math.isnan(behind):
         return f"{metric} is not a number"
     spread = max(dense_results) - min(dense_results)
-    if abs(behind) <= spread:
-        return f"within dense's spread{fewer}"
+    if abs(behind) <= spread and len(dense) > 1:
+        return f"within the spread of uncompressed training{fewer}"
     is_share = "acc" in metric
     amount = f"{100 * abs(behind):.1f} points" if is_share else f"{abs(behind):.3g}"
-    return f"{amount} {'behind' if behind > 0 else 'ahead of'} dense{fewer}"
+    undecided = ", not decided (one seed)" if len(dense) == 1 or len(same) == 1 else ""
+    return f"{amount} {'behind' if behind > 0 else 'ahead of'} uncompressed{fewer}{undecided}"
 
 
 def _fewer(dense: Sequence[SimulatedTraining], same: Sequence[SimulatedTraining]) -> str:
@@ -132,25 +135,35 @@ def plot(runs: Sequence[SimulatedTraining], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     metric = (_metrics(runs) or ["loss"])[-1]
-    most = max(run.learners for run in runs)
+    learners = sorted({run.learners for run in runs})
+    methods = list(dict.fromkeys(run.compressor for run in runs))
     with plt.style.context("tableau-colorblind10"):
-        figure, axes = plt.subplots(3, 1, figsize=(7.5, 10), layout="constrained")
-        for index, method in enumerate(dict.fromkeys(run.compressor for run in runs)):
+        rows = 3 if len(learners) > 1 else 2
+        figure, axes = plt.subplots(rows, 1, figsize=(7.5, 3.4 * rows), layout="constrained")
+        for index, method in enumerate(methods):
             style = ("-", "--", ":", "-.")[index // 10 % 4]  # ten methods have ten colours
             same_method = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
-            curves = zip(*(run.history[metric] for run in same_method[most]), strict=True)
+            curves = zip(*(run.history[metric] for run in same_method[learners[-1]]), strict=True)
             means = [statistics.mean(values) for values in curves]
-            axes[0].plot(range(1, len(means) + 1), means, style, label=method)
+            axes[0].plot(range(1, len(means) + 1), means, style, marker=".", label=method)
+            if len(learners) == 1:
+                axes[1].barh(method, _mean(same_method[learners[0]], "sent_bytes"))
+                continue
             for axis, name in zip(axes[1:], ("sent_bytes", "cosine_distance"), strict=True):
                 values = [_mean(same, name) for same in same_method.values()]
                 axis.plot(list(same_method), values, style, marker="o")
-    axes[0].set(xlabel="epoch", ylabel=metric, title=f"{most} learners")
-    axes[1].set(xlabel="learners", ylabel="bytes sent per step and learner", yscale="log")
-    axes[2].set(xlabel="learners", ylabel="cosine distance of residuals")
-    learners = sorted({run.learners for run in runs})
-    for axis in axes[1:]:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(learners, [str(n) for n in learners])
+    axes[0].set(xlabel="epoch", ylabel=metric, title=f"{learners[-1]} workers")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    sent = "bytes that a worker sends in a step"
+    if len(learners) == 1:
+        axes[1].set(xlabel=sent, xscale="log")
+        axes[1].invert_yaxis()
+    else:
+        axes[1].set(xlabel="workers", ylabel=sent, yscale="log")
+        axes[2].set(xlabel="workers", ylabel="cosine distance of residuals")
+        for axis in axes[1:]:
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(learners, [str(n) for n in learners])
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.legend(loc="outside lower center")
