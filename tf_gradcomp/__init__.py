@@ -87,7 +87,10 @@ def __getattr__(name: str) -> Any:
         return version.keras_module("optimizer").CompressedOptimizer
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = ""
+    if name in vars(sys.modules.get(f"{__name__}.compressors", sys)).get("__all__", []):
+        hint = f"; did you mean gc.compressors.{name}?"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

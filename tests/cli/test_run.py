@@ -219,6 +219,12 @@ TO_BE_SEEN = [
 ]
 
 
+def test_a_long_error_is_not_repeated_in_the_last_line(program):
+    done = gradcomp("run", "-n", "1", program("raise ValueError('long ' * 100)"))
+    assert done.stderr.count("long " * 100) == 1
+    assert re.search(r"exit code 1: ValueError: (long )+\.\.\.$", done.stderr.splitlines()[-1])
+
+
 def test_start_up_lines_of_tensorflow_are_shown_only_if_asked_for(program):
     path = program(
         f"""

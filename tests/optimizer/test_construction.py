@@ -50,11 +50,6 @@ def test_config_round_trips(inner):
         assert copy.exchange.policy.get_config() == policy.get_config()
 
 
-def test_a_config_without_a_reduction_means_the_default():
-    config = gc.CompressedOptimizer("sgd", reduction="mean").get_config()
-    del config["reduction"]
-    assert gc.CompressedOptimizer.from_config(config).reduction is None
-
 
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match=r'reduction must be "sum", "mean".*received \'average\''):

@@ -33,6 +33,21 @@ def test_unknown_names_are_refused():
         gc.CompressedOptimizer("adam", 5)
 
 
+@pytest.mark.parametrize("method", ["scalecom", "top_k(density=0.1)", gc.compressors.AdaComp()])
+def test_a_compressor_in_place_of_the_optimizer_is_named(method):
+    with pytest.raises(TypeError, match="the optimizer comes first, then the compressor"):
+        gc.CompressedOptimizer(method, "adam")
+
+
+def test_errors_name_what_users_know():
+    with pytest.raises(TypeError, match=r"^CompressedOptimizer\.__init__\(\) got an unexpected"):
+        gc.CompressedOptimizer("adam", compresor="cast")
+    with pytest.raises(AttributeError, match=r"did you mean gc\.compressors\.AdaComp\?"):
+        _ = gc.AdaComp
+    with pytest.raises(ValueError, match=r"cannot read 'top_k\(0\.1' \('\(' was never closed\);"):
+        gc.compressors.get("top_k(0.1")
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_wrapping_twice_is_refused(scaled):
     inner = gc.CompressedOptimizer("adam")

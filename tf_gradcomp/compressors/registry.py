@@ -128,9 +128,14 @@ def _from_text(text: str) -> Any:
         return method(**settings)
     except (SyntaxError, TypeError) as error:
         raise ValueError(
-            f"compressor: cannot read {text!r} ({error}); expected a name, or one with settings "
-            f"such as {method.name}(warmup_steps=100)."
+            f"compressor: cannot read {text!r} ({_reason(error)}); expected a name, or one with "
+            f"settings such as {method.name}(warmup_steps=100)."
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error, without the line of a file that there is not."""
+    return str(error.msg if isinstance(error, SyntaxError) else error)
 
 
 def _check_known(method: type[Any], settings: Mapping[str, Any]) -> None:

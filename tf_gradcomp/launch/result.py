@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 TRACEBACK = "Traceback (most recent call last):"
+_LONGEST_SHOWN = 100  # characters of an error whose whole message stands above
 _LONGEST = 400
 # The errors of a worker that has lost another worker.
 LOST_OTHERS = re.compile(
@@ -182,7 +184,8 @@ def _manner(end: WorkerEnd) -> tuple[bool, str, str]:
 def _details(end: WorkerEnd) -> str:
     killed = end.returncode == -signal.SIGKILL and not end.ended_by_launcher
     hint = " (not by gradcomp; the system does so when memory runs out)" if killed else ""
-    reason = f": {end.error}" if end.error else "."
+    shown = textwrap.shorten(end.error, _LONGEST_SHOWN, placeholder=" ...")
+    reason = f": {shown}" if shown else "."
     return f"after {end.seconds:.1f} s: {end.how}{hint}{reason}"
 
 

@@ -15,7 +15,7 @@ from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.probe import choose
-from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.compressors.auto import BASELINE, DEFAULT
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import (
@@ -77,7 +77,7 @@ class Compressed(LocalStepsMixin):
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
-        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
+        compressor: compressors.Compressor | Mapping[str, Any] | str = DEFAULT,
         policy: LayerPolicy | None = None,
         precondition: str | None = AUTO,
         name: str = "compressed_optimizer",
@@ -385,11 +385,15 @@ class Compressed(LocalStepsMixin):
             config["compressor"],
             policy=LayerPolicy(**config["policy"]),
             precondition=config["precondition"],
-            reduction=config.get("reduction"),  # older files have none
+            reduction=config["reduction"],
             name=config["name"],
             group=group_here(),
             local_steps=config.get("local_steps"),
         )
+
+
+# Python names this function where an argument is unknown, and users know no other class.
+Compressed.__init__.__qualname__ = "CompressedOptimizer.__init__"
 
 
 def checked_reduction(reduction: Any) -> str | None:

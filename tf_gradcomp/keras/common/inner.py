@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.exchange.gradients import path_of
@@ -37,6 +38,14 @@ def checked_inner(
     within: Callable[[Any], Iterable[Any]],
 ) -> Any:
     """Returns the inner optimizer from an optimizer, its config or its name."""
+    is_method = isinstance(inner, Compressor) or (
+        isinstance(inner, str) and inner.partition("(")[0] in registry.names()
+    )
+    if is_method:
+        raise TypeError(
+            f"CompressedOptimizer: the optimizer comes first, then the compressor; received the "
+            f"compressor {inner!r} first. Write CompressedOptimizer('adam', {inner!r})."
+        )
     if not isinstance(inner, (accepted, Mapping, str)):
         raise TypeError(
             f"CompressedOptimizer: expected a {NAME} optimizer such as "
