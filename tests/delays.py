@@ -6,7 +6,7 @@ import numpy as np
 
 import tf_gradcomp as gc
 from tests.bounds import assert_close
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 
 
 class Noting(keras.callbacks.Callback):

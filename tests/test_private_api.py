@@ -26,7 +26,7 @@ from tests.patched import canonical
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
 from tf_gradcomp.keras.common import fit as fit_module
-from tf_gradcomp.keras.common.version import install_patches
+from tf_gradcomp.keras_version import install_patches
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private import patching
 from tf_gradcomp.private import tensorflow as tf_private
@@ -868,7 +868,7 @@ _WITHOUT_GUARDS = """
 
     import tf_gradcomp as gc
     from tests.ranks import digest, report
-    from tf_gradcomp.keras.common import version
+    from tf_gradcomp import keras_version
     from tf_gradcomp.private import patching
 
     gc.MultiWorkerMirroredStrategy  # loads what replaces functions
@@ -881,7 +881,7 @@ _WITHOUT_GUARDS = """
         ]
         apply(changed, *args[:-1], told.append)
 
-    version.apply = without_guards
+    keras_version.apply = without_guards
     strategy = gc.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tf_gradcomp.groups.horovod_group import HorovodGroup
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
-    from tf_gradcomp.keras.common.compressed_all_reduce import CompressedAllReduce
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
     from tf_gradcomp.keras.common.policy import Policy
-    from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras.local.gossip import Gossip
     from tf_gradcomp.keras.local.settings import LocalSteps
+    from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
+    from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 __version__ = metadata.version("tf-gradcomp")
 
@@ -42,11 +42,11 @@ __version__ = metadata.version("tf-gradcomp")
 _HOME = {
     "Advice": "tf_gradcomp.advice.cost_model",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
-    "CompressedAllReduce": "tf_gradcomp.keras.common.compressed_all_reduce",
+    "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.local.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "LocalSteps": "tf_gradcomp.keras.local.settings",
-    "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
+    "MultiWorkerMirroredStrategy": "tf_gradcomp.strategy.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.agreement",
     "advise": "tf_gradcomp.keras.common.advise",
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name == "CompressedOptimizer":
-        version = importlib.import_module("tf_gradcomp.keras.common.version")
+        version = importlib.import_module("tf_gradcomp.keras_version")
         return version.keras_module("optimizer").CompressedOptimizer
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")

@@ -18,8 +18,8 @@ from tests.workers import run_workers
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.groups import messages
 from tf_gradcomp.keras.common import fit as fit_module
-from tf_gradcomp.keras.common.version import install_patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
+from tf_gradcomp.keras_version import install_patches
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private import patching
 from tf_gradcomp.private.patching import PATCHES

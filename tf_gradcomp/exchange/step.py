@@ -101,7 +101,7 @@ def take_step(
     for replica, replica_residuals in zip(replicas, new_residuals, strict=True):
         replica.count_exchange(finite)
         replica.write_residuals(slices, dense, finite, replica_residuals)
-    with tf.control_dependencies([finite]):  # not earlier: see `CheckedStrategy.run`
+    with tf.control_dependencies([finite]):  # not earlier: see `MultiWorkerMirroredStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)
     return StepResult(sums, finite, sent)

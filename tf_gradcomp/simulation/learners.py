@@ -29,14 +29,14 @@ from tf_gradcomp.keras.common.inner import (
     warn_of_lost_zeros,
 )
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
-from tf_gradcomp.keras.common.version import (
+from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
+from tf_gradcomp.keras_version import (
     IS_KERAS_2,
     install_patches,
     keras,
     keras_module,
     keras_private,
 )
-from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private.tensorflow import counting_replicas
 from tf_gradcomp.simulation.rounds import LearnersMoments, LearnersRounds

@@ -19,7 +19,6 @@ from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
 from tf_gradcomp.keras.common.precondition import inner_state
-from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.local.fragments import due_after, split
 from tf_gradcomp.keras.local.rounds import (
     decay,
@@ -30,6 +29,7 @@ from tf_gradcomp.keras.local.rounds import (
     local_share,
 )
 from tf_gradcomp.keras.local.settings import LocalSteps, length_at
+from tf_gradcomp.keras_version import keras, keras_private
 
 Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]
 

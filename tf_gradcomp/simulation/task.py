@@ -20,9 +20,9 @@ from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.step import Observe
 from tf_gradcomp.keras.callbacks.shared import find_exchange
-from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.local.gossip import Gossip, settings_of
 from tf_gradcomp.keras.local.settings import LocalSteps
+from tf_gradcomp.keras_version import keras
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import patch
-from tf_gradcomp.strategy.strategy import CheckedStrategy, has_strategy
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy, has_strategy
 
 _ALIGNMENT = 64  # TensorFlow takes over memory with this alignment
 # The only op that copies tensors of every type is meant for a debugger, which is absent here.
@@ -30,7 +30,9 @@ def begin_steps_with_local_data(
     to be known on a worker that has none.
     """
     total = original(strategy, input_workers, optional_list)
-    checked = isinstance(strategy, CheckedStrategy) and tf_private.in_multi_worker_mode(strategy)
+    checked = isinstance(strategy, MultiWorkerMirroredStrategy) and tf_private.in_multi_worker_mode(
+        strategy
+    )
     if not checked or tf_private.in_loop_or_eager():
         return total
     with tf.device(input_workers.worker_devices[0]):

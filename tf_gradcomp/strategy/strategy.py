@@ -1,13 +1,12 @@
-"""A `MultiWorkerMirroredStrategy` that checks its workers, and may compress gradients."""
+"""`gc.MultiWorkerMirroredStrategy`, the same for either Keras."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,12 +18,14 @@ from tf_gradcomp.exchange.saving import reads_locally
 from tf_gradcomp.groups import agreement, bitcast, rendezvous, stalls
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.current import check_not_of_horovod
-from tf_gradcomp.groups.means import PeriodicReduce
+from tf_gradcomp.groups.means import PeriodicReduce, means_over_replicas
 from tf_gradcomp.groups.stalls import CoordinationStore, Progress, Watchdog
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras_version import install_patches, keras, keras_private
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy import random_numbers
+from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
@@ -34,9 +35,9 @@ _TOO_LATE = (
     "MultiWorkerMirroredStrategy: TensorFlow is already running, and connects its workers only at "
     "the start; create the strategy at the top of the program, before any dataset, tensor or model."
 )
-_strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
+_strategies: weakref.WeakSet[MultiWorkerMirroredStrategy] = weakref.WeakSet()
 # The strategy of several workers. TensorFlow connects them only once in a process.
-_worker_strategies: list[CheckedStrategy] = []
+_worker_strategies: list[MultiWorkerMirroredStrategy] = []
 
 
 def _kind_of(device: str) -> str:
@@ -44,30 +45,68 @@ def _kind_of(device: str) -> str:
     return str(tf.DeviceSpec.from_string(device).device_type)
 
 
-class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """TensorFlow's strategy, with checks, and with compressed gradients if asked to.
 
-    `keras/keras2` and `keras/keras3` derive from it the strategy that users see.
-    Arguments and errors are as for `gc.MultiWorkerMirroredStrategy`.
+    Keras 3 runs under this strategy, but not under TensorFlow's own (keras-team/keras#20585); Keras
+    2 runs under both. Workers that were started with different versions, settings or models end
+    with an error that says what differs.
 
-    Attributes:
-        group: All replicas of the strategy.
-        saves: Coordinates the workers when they save.
-        periodic_reduce: The exchanges of optimizers that took local steps in the latest call of
-            `run`.
-        progress: How far this worker has come, if it reports for whom it waits; else None.
-        gradient_agreement: Compares the variables that have gradients if nothing is compressed.
-        compare_variables: Whether workers compare variables and settings that must be equal.
-        agreed_variables: A context in which workers do not compare the variables they create.
+    Pass no compressor if the model uses `CompressedOptimizer`. With a compressor, the gradients of
+    all other optimizers and training loops are compressed; see `CompressedAllReduce`.
+
+    In a job of several workers, a process has one strategy: a second one with equal settings is the
+    first.
+
+    Args:
+        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
+        communication_options: As for TensorFlow's strategy.
+        compressor: A name, a config or a compressor: see `gc.compressors.get`.
+        policy: Which variables get which settings, for `compressor`.
+        two_level: Whether the replicas (GPUs) of a worker first sum their gradients, and the
+            workers exchange these sums, compressed by `compressor` or by `CompressedOptimizer`. If
+            not, each replica exchanges with all other replicas.
+        heartbeat_timeout: The number of seconds after which TensorFlow considers a silent worker
+            lost, and ends the other workers; at least 1. The default is the value of the
+            environment variable GRADCOMP_HEARTBEAT_TIMEOUT, or 60. A worker reports twice in this
+            time, so it may pause for half of this time. All workers must have the same number.
+        stall_after: The number of seconds in one collective after which a worker logs which workers
+            have not arrived; at least 1, or 0 for never. The default is the value of the
+            environment variable GRADCOMP_STALL_AFTER, or 30. All workers must have the same number.
+        compare_variables: Whether `fit` compares after its first step and after each epoch what
+            must be equal on all workers: weights, variables of optimizers, and settings such as
+            learning rates. A difference is an error that names it. The comparison takes
+            milliseconds.
+
+    Raises:
+        TypeError: If `policy` is no `gc.Policy`.
+        ValueError: If TF_CONFIG, `compressor`, `heartbeat_timeout` or `stall_after` is not valid,
+            `policy` is given without `compressor`, or the process has a strategy with other
+            settings already.
+        RuntimeError: If TensorFlow is already running, with several workers.
+        TimeoutError: If a worker has not started within the number of seconds in the environment
+            variable GRADCOMP_START_TIMEOUT, or within an hour.
+        WorkersDisagreeError: If workers have different versions or settings.
     """
 
+    group: StrategyGroup  # all replicas
+    saves: Saves
+    progress: Progress | None  # if this worker logs for whom it waits
+    # The exchanges of optimizers that took local steps in the latest call of `run`.
+    periodic_reduce: list[PeriodicReduce]
+    gradient_agreement: GradientAgreement  # if nothing is compressed
+    compare_variables: bool
+    agreed_variables: Callable[[], contextlib.AbstractContextManager[None]]
+
     _settings: Mapping[str, Any]
+    _outputs: Sequence[Any] = ()  # of the latest step of a model
+    _means: Sequence[tf.Tensor] = ()  # of the outputs, once Keras has asked for one of them
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Returns the strategy of the job if there is one; `__init__` then compares settings."""
         return _worker_strategies[0] if _worker_strategies else super().__new__(cls)
 
-    def __deepcopy__(self, _: Any) -> CheckedStrategy:
+    def __deepcopy__(self, _: Any) -> MultiWorkerMirroredStrategy:
         """Returns this strategy, because a copy would use the keys of its collectives."""
         return self
 
@@ -87,14 +126,14 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         stall_after: float | None = None,
         compare_variables: bool = True,
     ) -> None:
-        self._install_patches()
+        install_patches()
         heartbeat_timeout = stalls.heartbeat_timeout(heartbeat_timeout)
         stall_after = stalls.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
-        ops: Any = None
+        ops: CompressedAllReduce | None = None
         if compressor is not None:
-            ops = self._new_ops(compressor, policy)
+            ops = CompressedAllReduce(compressor, policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
@@ -140,7 +179,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self.periodic_reduce: list[PeriodicReduce] = []
+        self.periodic_reduce = []
         self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group.processes.agree)
         self.group.processes.agree(
@@ -171,19 +210,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         store = CoordinationStore(addresses, heartbeat_timeout)
         Watchdog(progress, task.rank, names, seconds, store).start()
         return progress
-
-    # Creates the cross-device ops, from a compressor and a policy.
-    _new_ops: ClassVar[Callable[..., tf_private.ForwardingOps]]
-
-    @staticmethod
-    @abc.abstractmethod
-    def _install_patches() -> None:
-        """Applies the patches of TensorFlow and of the Keras in use."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def _in_step() -> contextlib.AbstractContextManager[None]:
-        """A context in which replicas run a step with the Keras in use."""
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
@@ -235,7 +261,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "on purpose, create it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
 
-    def _compressed(self) -> Any:
+    def _compressed(self) -> CompressedAllReduce:
         if self._ops is None:
             raise ValueError(
                 "The strategy has no compressor; pass one: "
@@ -255,10 +281,14 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.periodic_reduce = []
         if self.progress:
             self.progress.count_step((args, kwargs))
+        is_step = isinstance(getattr(fn, "__self__", None), keras.Model)
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
-        with self._in_step():
-            return super().run(fn, *args, **kwargs)
+        with keras_private.lending_generator():
+            outputs = super().run(fn, *args, **kwargs)
+        self._outputs = tf.nest.flatten(outputs) if is_step else ()
+        self._means = ()
+        return outputs
 
     def distribute_datasets_from_function(
         self,
@@ -283,9 +313,19 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Within `reusing`, it returns the given results. Scalars have no axis to reduce. A nested
         structure is reduced leaf by leaf. Within `reading_locally`, variables are reduced only over
         this worker's replicas, and a nested structure is this worker's own.
+
+        Keras 3 asks for the mean of each output of a step over an axis (keras-team/keras#20585).
+        Here it gets means over the replicas, which share one collective. With local steps, the
+        means belong to the latest step with an exchange, because a collective in each step would
+        make workers wait for each other in each step.
         """
         if id(value) in self._known:
             return self._known[id(value)]
+        index = next((i for i, output in enumerate(self._outputs) if output is value), None)
+        if index is not None and axis == 0 and self.num_replicas_in_sync > 1:
+            if not self._means:
+                self._means = means_over_replicas(self, self._outputs, self.periodic_reduce)
+            return self._means[index]
         is_local_read = reads_locally(self)
         if is_local_read and isinstance(value, tf.Variable):
             return self._local_variable_value(reduce_op, value)
@@ -369,7 +409,7 @@ def has_strategy() -> bool:
     return bool(_strategies)
 
 
-def strategy_of_workers() -> CheckedStrategy | None:
+def strategy_of_workers() -> MultiWorkerMirroredStrategy | None:
     """Returns the strategy that makes this process one of several workers, if any."""
     return next(iter(_worker_strategies), None)
 

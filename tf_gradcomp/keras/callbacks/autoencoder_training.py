@@ -22,7 +22,7 @@ from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.keras.callbacks.shared import READERS, SAVERS, find_exchange, warn_if_behind
 from tf_gradcomp.keras.common.autoencoder import Autoencoder
-from tf_gradcomp.keras.common.version import keras, keras_private
+from tf_gradcomp.keras_version import keras, keras_private
 
 _GAVE_UP = (
     "LGC: the residuals are three times as large as when the autoencoder came into use: it misses "

@@ -21,12 +21,12 @@ from tf_gradcomp.exchange.state import Traffic
 from tf_gradcomp.groups.communicator import dense_ring_bytes, measures_per_step
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.callbacks.shared import READERS, find_exchange, warn_if_behind
-from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.keras.common.fit import callbacks_of_fit
-from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
 from tf_gradcomp.keras.local.rounds import measures_of_rounds
+from tf_gradcomp.keras_version import keras
 from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 
 ALL = "all"
 LARGEST = 10  # variables with a row in the table

@@ -21,7 +21,7 @@ from tf_gradcomp.keras.callbacks.shared import (
     warn_if_behind,
 )
 from tf_gradcomp.keras.callbacks.state import CollectState
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 
 
 class LayerwisePlan(keras.callbacks.Callback):

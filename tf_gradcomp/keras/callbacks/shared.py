@@ -7,10 +7,10 @@ import warnings
 
 from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.keras.common.fit import callbacks_of_fit
-from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer
+from tf_gradcomp.keras_version import keras
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 
 EPOCH = "epoch"
 READERS = (

@@ -15,10 +15,10 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.callbacks.shared import EPOCH, SAVERS, checked_every, warn_if_behind
+from tf_gradcomp.keras.common.data import BATCHES
 from tf_gradcomp.keras.common.initial_state import broadcast_initial_state, ranks_of
-from tf_gradcomp.keras.common.strategy import BATCHES
-from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
+from tf_gradcomp.keras_version import IS_KERAS_2, keras, keras_private
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Convolution
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 
 _DEFAULT = Architecture()
 _FLOATS = {"dtype": "float32", "data_format": "channels_last"}  # independent of Keras' settings

@@ -26,7 +26,7 @@ from tf_gradcomp.exchange.gradients import (
 from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import equality, losses, saved_state
+from tf_gradcomp.keras.common import equality, saved_state, summing
 from tf_gradcomp.keras.common.inner import (
     SAVING,
     TRAINING,
@@ -48,9 +48,9 @@ from tf_gradcomp.keras.common.precondition import (
     preconditioner_for,
     take_moments,
 )
-from tf_gradcomp.keras.common.version import install_patches, keras, keras_module
 from tf_gradcomp.keras.local.gossip import uses_compressor
 from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
+from tf_gradcomp.keras_version import install_patches, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -250,7 +250,7 @@ class Compressed(LocalStepsMixin):
     def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
         """Returns the gradients as this replica adds them to the sums."""
         means = self._takes_means()
-        losses.warn_if_loss_scaling_wrong(means=means)
+        summing.warn_if_loss_scaling_wrong(means=means)
         if not means:
             return list(grads)
         return [divided(gradient, self.group.all_replicas.size) for gradient in grads]

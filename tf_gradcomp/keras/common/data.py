@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import random
 import sys
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -24,8 +26,9 @@ import tensorflow as tf
 
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.processes import Processes
+from tf_gradcomp.keras_version import keras
 from tf_gradcomp.private import tensorflow as tf_private
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 _AHEAD = 10  # Keras' default for `max_queue_size`
 
@@ -255,7 +258,7 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
     Returns as many of its rows as a replica gets; None if a worker has its own files, or if there
     is no batch.
     """
-    if not isinstance(strategy, CheckedStrategy):
+    if not isinstance(strategy, MultiWorkerMirroredStrategy):
         return None
     replicas, shared = strategy.num_replicas_in_sync, tf_private.shared_by_workers(distributed)
     if shared is None or replicas == 1:
@@ -289,7 +292,7 @@ _FILES = (
 )
 
 
-def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
+def _differs(strategy: MultiWorkerMirroredStrategy, parts: list[tf.Tensor]) -> bool:
     """Whether all parts of a batch differ among workers.
 
     Where only some do, such as the inputs, workers have augmented the same rows in other ways.
@@ -333,7 +336,7 @@ def _rows(part: Any, replicas: int) -> Any:
 def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
     """Warns the user if the last batch of arrays has fewer rows than there are replicas."""
     replicas = strategy.num_replicas_in_sync
-    if isinstance(strategy, CheckedStrategy) and rows < replicas:
+    if isinstance(strategy, MultiWorkerMirroredStrategy) and rows < replicas:
         log_info(
             f"The last batch of these arrays has {rows} rows for {replicas} replicas, so some "
             "replicas get an empty batch. Your own layers return NaN if they take a mean over the "
@@ -352,3 +355,45 @@ def warn_of_empty_batch(is_empty: tf.Tensor) -> None:
     if graph not in _warned_graphs:
         _warned_graphs.add(graph)
         tf.cond(is_empty, lambda: tf.print(_EMPTY, output_stream=sys.stderr), tf.no_op)
+
+
+BATCHES = (
+    "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
+    "validation_steps or steps on all workers)"
+)
+_CALLS = ("fit", "evaluate", "predict")
+
+
+def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
+    """Checks, before Keras goes through data, that all workers end an epoch at the same step.
+
+    The number is None if Keras continues until no worker has any more data.
+    """
+    if isinstance(strategy, MultiWorkerMirroredStrategy):
+        strategy.group.processes.agree({"next action": _current_calls(), BATCHES: batches})
+
+
+def _current_calls() -> str:
+    """Returns the methods of Keras in which this process is, such as `fit` or `evaluate in fit`."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    names = (
+        frame.f_code.co_name
+        for frame in frames
+        if frame.f_code.co_name in _CALLS and isinstance(frame.f_locals.get("self"), keras.Model)
+    )
+    return " in ".join(dict.fromkeys(names))
+
+
+def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
+    """Returns the batches of an epoch in the first worker's random order, on all workers.
+
+    Otherwise, workers would draw different orders, unless they have equal seeds and draw nothing
+    else before.
+    """
+    order = list(range(batches))
+    random.shuffle(order)
+    if isinstance(strategy, MultiWorkerMirroredStrategy):
+        order = [
+            int(i) for i in strategy.group.processes.broadcast_values(np.array(order, np.float64))
+        ]
+    return order

@@ -14,9 +14,9 @@ from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.inner import facts_of
-from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import compressed_in, optimizers_of, wrappers_of
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.keras_version import keras, keras_private
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 EPOCH_END = "at the end of an epoch"
 
@@ -170,7 +170,7 @@ def compare(
 
 def _group_of(model: keras.Model) -> StrategyGroup | None:
     strategy = model.distribute_strategy
-    if not isinstance(strategy, CheckedStrategy) or not strategy.compare_variables:
+    if not isinstance(strategy, MultiWorkerMirroredStrategy) or not strategy.compare_variables:
         return None
     return strategy.group if strategy.group.processes.size > 1 else None
 

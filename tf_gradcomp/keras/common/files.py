@@ -11,10 +11,10 @@ from tf_gradcomp.environment import RESTARTS
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.common import equality
-from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import wrappers_of
+from tf_gradcomp.keras_version import keras, keras_private
 from tf_gradcomp.strategy.coordinated import coordinated, writes_file
-from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy, strategy_of_workers
 
 _RESUMES = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
 
@@ -82,21 +82,21 @@ def collect_at_epoch_end(model: keras.Model) -> None:
 
 def collect(model: keras.Model) -> None:
     """Collects the workers' local state, so that the chief's callbacks can save alone."""
-    if isinstance(model.distribute_strategy, CheckedStrategy):
+    if isinstance(model.distribute_strategy, MultiWorkerMirroredStrategy):
         for saving in savings_of(model):
             saving.collect()
 
 
 def synchronize(model: keras.Model) -> None:
     """Ends the rounds of local steps of a model's optimizers, before the model is read."""
-    if isinstance(model.distribute_strategy, CheckedStrategy):
+    if isinstance(model.distribute_strategy, MultiWorkerMirroredStrategy):
         for wrapper in wrappers_of(model):
             wrapper.synchronize(model)
 
 
 def release(model: keras.Model) -> None:
     """Frees the memory of collected state, because steps are about to change the state."""
-    if isinstance(model.distribute_strategy, CheckedStrategy):
+    if isinstance(model.distribute_strategy, MultiWorkerMirroredStrategy):
         for saving in savings_of(model):
             saving.forget()
 

@@ -12,13 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.advice import measuring
+from tf_gradcomp.exchange.setup import report_no_effect
 from tf_gradcomp.keras.common import equality, files
 from tf_gradcomp.keras.common.files import warn_if_backups_are_gone, warn_if_nothing_is_saved
-from tf_gradcomp.keras.common.strategy import check_trains
-from tf_gradcomp.keras.common.version import IS_KERAS_2, KERAS, keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of
+from tf_gradcomp.keras_version import IS_KERAS_2, KERAS, keras, keras_module
 from tf_gradcomp.private.patching import patch
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy, check_trains_with_others
 
 _callbacks: contextvars.ContextVar[Sequence[keras.callbacks.Callback]]
 _callbacks = contextvars.ContextVar("callbacks", default=())
@@ -37,7 +38,7 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
 )
 def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls Keras' `fit` with this package's callbacks around the program's own."""
-    check_trains(self)
+    _check_trains(self)
     _check_can_be_measured(self)
     call = _bound(original, self, args, kwargs)
     given = call.arguments
@@ -88,8 +89,18 @@ def _check_can_be_measured(model: keras.Model) -> None:
         )
 
 
+def _check_trains(model: keras.Model) -> None:
+    """Refuses a model that each worker would train alone."""
+    strategy = model.distribute_strategy
+    check_trains_with_others(strategy)
+    if compressed_all_reduce(strategy) is None and not any(wrappers_of(model)):
+        report_no_effect()
+
+
 def _is_ours(model: keras.Model) -> bool:
-    return isinstance(model.distribute_strategy, CheckedStrategy) or any(wrappers_of(model))
+    return isinstance(model.distribute_strategy, MultiWorkerMirroredStrategy) or any(
+        wrappers_of(model)
+    )
 
 
 def _bound(original: Any, model: Any, args: Any, kwargs: Any) -> inspect.BoundArguments:

@@ -13,8 +13,8 @@ from tf_gradcomp.groups import bitcast
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodGroup
 from tf_gradcomp.keras.common.compressed import Compressed
-from tf_gradcomp.keras.common.version import keras, keras_private
 from tf_gradcomp.keras.common.wrappers import is_per_process, optimizers_of, wrappers_of
+from tf_gradcomp.keras_version import keras, keras_private
 
 
 def broadcast_initial_state(model: keras.Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tf_gradcomp.exchange.gradients import path_of
-from tf_gradcomp.keras.common.version import keras, keras_private
+from tf_gradcomp.keras_version import keras, keras_private
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,

@@ -13,7 +13,7 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.keras.common.version import keras_module, keras_private
+from tf_gradcomp.keras_version import keras_module, keras_private
 
 adam = keras_module("adam")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 
 if TYPE_CHECKING:
     from tf_gradcomp.keras.common.compressed import Compressed

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam import preconditioner
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 from tf_gradcomp.private import keras2 as keras_private
 
 

@@ -19,7 +19,7 @@ from tf_gradcomp.groups.current import check_not_single_by_mistake, checked_repl
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras_version import keras
 from tf_gradcomp.private import keras2 as keras_private
 
 Pairs = Iterable[tuple[Gradient | None, tf.Variable]]

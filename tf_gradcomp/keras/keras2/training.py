@@ -12,14 +12,14 @@ import tensorflow as tf
 from tf_gradcomp.groups.means import sums_over_replicas
 from tf_gradcomp.keras.common import (
     fit,  # noqa: F401  # replaces `fit`
-    losses,
+    summing,
 )
-from tf_gradcomp.keras.common import strategy as common
-from tf_gradcomp.keras.common.compressed_all_reduce import with_missing
+from tf_gradcomp.keras.common.data import check_batches
 from tf_gradcomp.keras.common.precondition import check_moments_not_taken
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private.patching import patch
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.compressed_all_reduce import with_missing
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 _MEAN = tf.VariableAggregation.MEAN
 _IS_GLOBAL = "_gradcomp_is_global"  # an attribute of metric results that count all replicas
@@ -33,10 +33,10 @@ def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
     if not pairs or keras_private.reduces_by_itself(self):
         return original(self, pairs)
     gradients, variables = zip(*pairs, strict=True)
-    losses.warn_if_loss_scaling_wrong(means=False)
-    ops = common.ops_for_gradients(self, pairs, variables)
+    summing.warn_if_loss_scaling_wrong(means=False)
+    ops = summing.ops_for_gradients(self, pairs, variables)
     if ops is None:
-        return common.with_equal_lookups_summed(pairs, original(self, pairs))
+        return summing.with_equal_lookups_summed(pairs, original(self, pairs))
     # A loss scaler inspects the sums to find out whether a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(self) else 0.0
     totals = ops.reduction(gradients, variables, variables, if_skipped)()
@@ -63,10 +63,10 @@ def results_of_metrics(original: Any, self: Any) -> Any:
     """Replaces the separate sums of metrics by one collective for all metrics."""
     strategy = tf.distribute.get_strategy()
     replica = tf.distribute.get_replica_context()
-    if replica is None or not isinstance(strategy, CheckedStrategy):
+    if replica is None or not isinstance(strategy, MultiWorkerMirroredStrategy):
         return original(self)
 
-    def over_replicas(strategy: CheckedStrategy) -> Any:
+    def over_replicas(strategy: MultiWorkerMirroredStrategy) -> Any:
         counted = [v for metric in self.metrics for v in metric.variables if _is_reduced(v)]
         reduced = [
             total / strategy.num_replicas_in_sync if variable.aggregation == _MEAN else total
@@ -105,7 +105,7 @@ def mark_results(original: Any, result_fn: Callable[..., Any]) -> Callable[..., 
 )
 def reduce_outputs(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
     """Replaces Keras' sums; metric results over all replicas stay unchanged."""
-    if reduction not in ("auto", "sum") or not isinstance(strategy, CheckedStrategy):
+    if reduction not in ("auto", "sum") or not isinstance(strategy, MultiWorkerMirroredStrategy):
         return original(values, strategy, reduction)
     leaves = tf.nest.flatten(values)
     local = [strategy.experimental_local_results(leaf)[0] for leaf in leaves]
@@ -125,7 +125,7 @@ def handle_data(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """Checks the number of batches where `fit`, `evaluate` or `predict` takes its data."""
     original(self, *args, **kwargs)
     if kwargs.get("distribute", True):
-        common.check_batches(tf.distribute.get_strategy(), self.inferred_steps)
+        check_batches(tf.distribute.get_strategy(), self.inferred_steps)
 
 
 def reading(_model: Any, _given: dict[str, Any]) -> contextlib.AbstractContextManager[None]:

@@ -16,16 +16,17 @@ from tf_gradcomp.groups.agreement import WorkersDisagreeError
 from tf_gradcomp.keras.common.data import (
     GeneratorReader,
     PyDatasetReader,
+    check_batches,
     check_last_batch,
     compared_batch,
+    order_of_first,
 )
-from tf_gradcomp.keras.common.strategy import check_batches, order_of_first
 from tf_gradcomp.keras.keras3.steps import check_no_scaler_inside
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import with_methods
 from tf_gradcomp.strategy import random_numbers
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 
 class Reading:
@@ -51,7 +52,7 @@ def reading(model: keras.Model, given: dict[str, Any]) -> Iterator[Reading | Non
     Within this context, the model is built from one batch of the data.
     """
     check_no_scaler_inside(getattr(model, "optimizer", None))  # a model need not be compiled
-    if not isinstance(model.distribute_strategy, CheckedStrategy):
+    if not isinstance(model.distribute_strategy, MultiWorkerMirroredStrategy):
         yield None
         return
     found = Reading()
@@ -103,7 +104,7 @@ class WorkersData(keras_private.DataAdapter):
         **settings: The other settings of Keras.
     """
 
-    def __init__(self, strategy: CheckedStrategy, arrays: Any, **settings: Any) -> None:
+    def __init__(self, strategy: MultiWorkerMirroredStrategy, arrays: Any, **settings: Any) -> None:
         x, y, sample_weight = arrays
         self._strategy = strategy
         self._steps = settings["steps_per_epoch"]

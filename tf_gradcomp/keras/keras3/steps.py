@@ -16,7 +16,7 @@ from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.wrappers import built_wrappers, compressed_in
 from tf_gradcomp.keras.local.rounds import Rounds
 from tf_gradcomp.private import keras3 as keras_private
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 
 def unscaled(
@@ -61,7 +61,7 @@ def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor
         exchange = compressed.exchange
         return _true_on_all(exchange.group.all_replicas, finite, f"{exchange.setup.label}_flag")
     context = tf.distribute.get_replica_context()
-    if context is None or not isinstance(context.strategy, CheckedStrategy):
+    if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
         return finite
     return _true_on_all(StrategyGroup(context.strategy), finite, "finite")
 
@@ -178,7 +178,7 @@ def step(
         rounds.count_step()
         synchronous(strategy, scaler, grads, variables)
 
-    if isinstance(strategy, CheckedStrategy):
+    if isinstance(strategy, MultiWorkerMirroredStrategy):
         strategy.periodic_reduce.append(rounds.exchanges)
     if rounds.warmup_steps:
         tf.cond(rounds.in_warmup(), synchronously, locally)

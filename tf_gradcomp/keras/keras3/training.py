@@ -12,10 +12,8 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import check_no_overwriting
 from tf_gradcomp.keras.common import (
     fit,  # noqa: F401  # replaces `fit`
-    losses,
+    summing,
 )
-from tf_gradcomp.keras.common import strategy as common
-from tf_gradcomp.keras.common.compressed_all_reduce import compressed_all_reduce, with_missing
 from tf_gradcomp.keras.common.data import warn_of_empty_batch
 from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_not_taken
@@ -25,7 +23,8 @@ from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy import random_numbers
-from tf_gradcomp.strategy.strategy import CheckedStrategy
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce, with_missing
+from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 
 @patch(
@@ -41,10 +40,10 @@ def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
     check_moments_not_taken(self)
     strategy = tf.distribute.get_strategy()
     trained = keras_private.optimizer_variables(self)
-    if isinstance(strategy, CheckedStrategy):
+    if isinstance(strategy, MultiWorkerMirroredStrategy):
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
     pairs = list(grads_and_vars)
-    losses.warn_if_loss_scaling_wrong(means=False)
+    summing.warn_if_loss_scaling_wrong(means=False)
     if not pairs:
         return original(self, pairs)
     if compressed_all_reduce(strategy) is not None and self.gradient_accumulation_steps:
@@ -52,9 +51,9 @@ def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
             "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, "
             "which can, and set no compressor on the strategy."
         )
-    ops = common.ops_for_gradients(self, pairs, trained)
+    ops = summing.ops_for_gradients(self, pairs, trained)
     if ops is None:
-        return common.with_equal_lookups_summed(pairs, original(self, pairs))
+        return summing.with_equal_lookups_summed(pairs, original(self, pairs))
     gradients, variables = zip(*pairs, strict=True)
     totals = ops.reduction(gradients, variables, trained)()
     return list(zip(with_missing(gradients, totals), variables, strict=True))
@@ -120,7 +119,7 @@ def note_loss(
     """
     loss = original(values, sample_weight, reduction)
     if reduction not in (None, "none", "sum"):
-        losses.note(divided=tuple(values.shape) != ())
+        summing.note_loss_division(divided=tuple(values.shape) != ())
     return loss
 
 
@@ -145,7 +144,9 @@ def keep_statistics_of_empty_batches(
     """Keeps `BatchNormalization`'s moving statistics for an empty batch."""
     mean, variance = original(self, inputs, mask)
     strategy = tf.distribute.get_strategy()
-    may_be_empty = isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1
+    may_be_empty = (
+        isinstance(strategy, MultiWorkerMirroredStrategy) and strategy.num_replicas_in_sync > 1
+    )
     if not may_be_empty or inputs.shape[0] or self.synchronized:
         return mean, variance
     is_empty = tf.equal(tf.shape(inputs)[0], 0)

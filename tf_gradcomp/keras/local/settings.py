@@ -15,7 +15,7 @@ from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.inner import facts_of, in_loss_scaler
-from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
+from tf_gradcomp.keras_version import IS_KERAS_2, keras
 
 Schedule: TypeAlias = int | Sequence[Sequence[int]] | Callable[[int], int]
 

@@ -17,7 +17,7 @@ from tf_gradcomp.advice.probe import choose
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_or_fill
 from tf_gradcomp.exchange.setup import Candidate, Method, replacement_of
-from tf_gradcomp.keras.common.version import install_patches
+from tf_gradcomp.keras_version import install_patches
 from tf_gradcomp.policy import LayerPolicy, checked_policy
 from tf_gradcomp.private import tensorflow as tf_private
 
