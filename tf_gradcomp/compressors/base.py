@@ -7,6 +7,7 @@ have defaults; a method overrides those that it needs.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -144,24 +145,28 @@ class Reduced(NamedTuple):
     tensor_bytes: tf.Tensor
 
 
-class Hook(abc.ABC):
-    """What a method does between two steps of a job, such as planning or training.
+class Hook:
+    """What happens between two steps of a job, such as a plan, or the end of a round.
 
-    All workers run a hook between the same two steps. The first replica proposes a change, and all
-    replicas install it. A hook that never proposes, because the change travels with a step, only
-    states its facts.
+    All workers run a hook between the same two steps. Every method has a default, which does
+    nothing:
+
+    - A hook that plans has an `action`. The first replica proposes a change, and all replicas
+      install it.
+    - A hook whose workers differ for several steps is `pending` until `finish`.
+    - A hook whose change travels with a step only states its facts.
     """
 
     action: ClassVar[str] = ""  # what the hook does, for messages; empty if it never proposes
     state_name: ClassVar[str] = ""  # the state of each gradient on which a proposal is based
 
-    @abc.abstractmethod
     def notices(self) -> list[str]:
         """Returns notices for the user, logged once when the exchange is built."""
+        return []
 
-    @abc.abstractmethod
     def facts(self, job_state: JobState) -> dict[str, Any]:
         """Returns the facts that must be equal on all workers whenever they begin to exchange."""
+        return {}
 
     def no_change(self) -> np.ndarray:
         """Returns an array of a proposal's shape and dtype, for workers that wait for it."""
@@ -180,6 +185,21 @@ class Hook(abc.ABC):
     def in_force(self, job_state: JobState) -> Any:
         """Returns the proposal that the next step will use, from a replica's job state."""
         return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether work of several steps has begun and not ended."""
+        return False
+
+    def finish(self) -> None:
+        """Finishes the work; all processes call it between the same two steps."""
+
+    def rolled_back(self) -> contextlib.AbstractContextManager[None]:
+        """Restores the state from before the work, within this context."""
+        return contextlib.nullcontext()
+
+    def abandon(self) -> None:
+        """Forgets the work, because a checkpoint overwrites the changed variables."""
 
 
 class Compressor(abc.ABC):

@@ -57,7 +57,7 @@ class GradientExchange(tf.Module):
         indices: The indices of the variables among those that the exchange was built for.
         facts: Facts about the state of each gradient.
         saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
-        hooks: The hooks of the method between two steps, such as L-GreCo's plans.
+        hooks: What happens between two steps, such as L-GreCo's plans, or the end of a round.
         warned_of_lost_residuals: Whether the load of a file warned of residuals that the method
             does not keep.
         take_step: The function that takes replicas through a step; `gradcomp advise` times it.
@@ -120,7 +120,7 @@ class GradientExchange(tf.Module):
             setup = Setup.new(group, self._method, chosen, specs, self.policy)
             new = setup.variables
             self.facts, self.step = new.facts, new.step
-            self.saving = Saving(group)
+            self.saving = Saving(group, self.hooks)
             self.saving.register([], [self.step])
             for name, variables_of_state in new.state.items():
                 replicated = name in (SECOND_MOMENT, LARGEST)
@@ -131,7 +131,7 @@ class GradientExchange(tf.Module):
             # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
-        self.hooks.start(setup, self.saving)
+        self.hooks.start(setup)
         self.indices = VariableIndices(variables, specs, exchanged=group.size > 1)
         # The indices of variables whose gradients came as slices, and of the other variables.
         self._sparse: set[int] = set()
@@ -315,7 +315,10 @@ class GradientExchange(tf.Module):
         Returns the plan for the next step; None if another method is in use, or if there is one
         replica.
         """
-        return self.hooks.plan_settings()
+        plan = self.hooks.plan_settings()
+        if plan is not None:
+            self.saving.collect_again()
+        return plan
 
     def traffic(self) -> Traffic:
         """Returns the traffic of this process's first replica since the program started."""

@@ -1,13 +1,14 @@
-"""The hooks of an exchange's method, which change its state between two steps."""
+"""The hooks of an exchange: all that happens between two steps."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from tf_gradcomp.compressors.base import Hook
 from tf_gradcomp.compressors.stages import all_stages
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
 from tf_gradcomp.groups.group import outside_scope
@@ -16,9 +17,9 @@ Kind = TypeVar("Kind", bound=Hook)
 
 
 class JobHooks:
-    """Runs the hooks of a method on all workers alike.
+    """Runs hooks on all workers alike: those of the method, and the rounds of local steps.
 
-    There are no hooks before the exchange is built, nor with a single replica, which exchanges
+    A method has no hooks before the exchange is built, nor with a single replica, which exchanges
     nothing.
 
     Attributes:
@@ -29,12 +30,15 @@ class JobHooks:
         self.planner = "nobody"
         self._hooks: list[Hook] = []
         self._setup: Setup
-        self._saving: Saving
 
-    def start(self, setup: Setup, saving: Saving) -> None:
+    def start(self, setup: Setup) -> None:
         """Sets the hooks of the exchange's method."""
         self._hooks = _hooks_of(setup) if setup.group.size > 1 else []
-        self._setup, self._saving = setup, saving
+        self._setup = setup
+
+    def add(self, hook: Hook) -> None:
+        """Adds a hook that does not belong to the method."""
+        self._hooks.append(hook)
 
     def get(self, kind: type[Kind]) -> Kind | None:
         """Returns the hook that is a `kind`; None if there is none."""
@@ -77,8 +81,31 @@ class JobHooks:
         for replica_index in range(group.local_size):
             replica = Replica.with_all_gradients(self._setup, replica_index)
             hook.install(proposed, replica.job_state(), replica.state()[hook.state_name])
-        self._saving.collect_again()
         return self.plan_in_force()
+
+    @property
+    def pending(self) -> bool:
+        """Whether work of several steps has begun and not ended."""
+        return any(hook.pending for hook in self._hooks)
+
+    def finish(self) -> None:
+        """Finishes such work; all processes call it between the same two steps."""
+        for hook in self._hooks:
+            hook.finish()
+
+    @contextlib.contextmanager
+    def rolled_back(self) -> Iterator[None]:
+        """Restores the state from before unfinished work, within this context."""
+        with contextlib.ExitStack() as stack:
+            for hook in self._hooks:
+                if hook.pending:
+                    stack.enter_context(hook.rolled_back())
+            yield
+
+    def abandon(self) -> None:
+        """Forgets unfinished work, because a checkpoint overwrites the changed variables."""
+        for hook in self._hooks:
+            hook.abandon()
 
     def plan_in_force(self) -> Any:
         """Returns the plan for the next step; None if nothing is planned."""

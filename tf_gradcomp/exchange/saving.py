@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.hooks import JobHooks
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.private import tensorflow as tf_private
@@ -50,23 +51,6 @@ def reads_locally(owner: object) -> bool:
     return any(reader is owner for reader in _local_readers.get())
 
 
-class UnfinishedWork(Protocol):
-    """Work of several steps, during which the processes temporarily differ, such as a round."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether work has begun and not ended."""
-
-    def finish(self) -> None:
-        """Finishes the work; all processes call it between the same two steps."""
-
-    def rolled_back(self) -> contextlib.AbstractContextManager[None]:
-        """Restores the state from before the work, within this context."""
-
-    def abandon(self) -> None:
-        """Forgets the work, because a checkpoint overwrites the changed variables."""
-
-
 class Counter(Protocol):
     """A variable, or another number that is equal on all processes."""
 
@@ -96,27 +80,20 @@ class Saving:
     """Reads state for a checkpoint, and gives replicas the state of a checkpoint.
 
     `collect` sums variables on all processes together, so that one process can save alone. The
-    collected sums are valid until the next step. Under a strategy, variables that were not
-    collected are summed when they are read, but not within `reading_locally(saving)`.
+    collected sums are valid until the next step. Before anything is collected, hooks finish their
+    work of several steps. Under a strategy, variables that were not collected are summed when they
+    are read, but not within `reading_locally(saving)`.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, hooks: JobHooks) -> None:
         self.group = group
+        self.hooks = hooks
         self._summed: dict[int, _SummedVariable] = {}
         self._counters: list[Counter] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
         self._saving_on_all = False
         self._assigned = 0
-        self._unfinished: UnfinishedWork | None = None
-
-    def finish_before(self, unfinished: UnfinishedWork) -> None:
-        """Registers work that must be finished before anything is collected."""
-        self._unfinished = unfinished
-
-    @property
-    def _is_pending(self) -> bool:
-        return self._unfinished is not None and self._unfinished.pending
 
     def register(
         self,
@@ -155,8 +132,7 @@ class Saving:
         Each process keeps the sums, in host memory. Raises `WorkersDisagreeError` if the other
         processes do something else, or do not call it within an hour.
         """
-        if self._unfinished is not None:
-            self._unfinished.finish()
+        self.hooks.finish()
         if self.group.processes.size == 1 or not self._summed:
             return
         counts = self.counts()
@@ -191,17 +167,8 @@ class Saving:
     def is_collected(self) -> bool:
         """True if all sums are collected, and no step has changed the variables since."""
         if not self._summed:
-            return not self._is_pending
+            return not self.hooks.pending
         return self._collected_at == self.counts()
-
-    def as_finished(self) -> contextlib.AbstractContextManager[None]:
-        """Restores the state from before unfinished work, within this context."""
-        unfinished = self._unfinished
-        return (
-            unfinished.rolled_back()
-            if unfinished and unfinished.pending
-            else contextlib.nullcontext()
-        )
 
     @contextlib.contextmanager
     def saving_on_all(self) -> Iterator[None]:
@@ -242,8 +209,7 @@ class Saving:
         """Assigns this replica's share of a restored value."""
         self.forget()
         self._assigned += 1
-        if self._unfinished is not None:
-            self._unfinished.abandon()
+        self.hooks.abandon()
         entry = self._summed.get(id(native(variable)))
         # A strategy divides the value itself.
         variable.assign(value / entry.group.size if entry and not entry.by_strategy else value)

@@ -70,7 +70,7 @@ class Saves:
         with contextlib.ExitStack() as stack:
             stack.enter_context(reading_locally(self._group.strategy, *savings))
             for saving in savings:
-                stack.enter_context(saving.as_finished())
+                stack.enter_context(saving.hooks.rolled_back())
             if not chief:
                 yield save_id is None
             else:

@@ -217,7 +217,7 @@ def within_a_round():
 
     common = seen()
     step()
-    with optimizer.exchange.saving.as_finished():
+    with optimizer.exchange.hooks.rolled_back():
         undone = seen()
     return {"common": common, "separate": seen(), "rolled back": undone}
 

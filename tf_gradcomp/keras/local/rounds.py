@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL, Hook
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import (
     all_finite,
@@ -201,7 +201,7 @@ class LocalOptimizer(Protocol):
         """Gives a model equal variables on all workers."""
 
 
-class Rounds:
+class Rounds(Hook):
     """The rounds of an optimizer whose workers take local steps.
 
     Args:
@@ -244,7 +244,7 @@ class Rounds:
         self._equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models, since the latest step
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.register([], [self._local(self._state.position)])
-        exchange.saving.finish_before(self)
+        exchange.hooks.add(self)
         # Not every method has state that `Saving` restores.
         unit = native(units.in_weight_units)
         tf_private.save_as(unit, self._in_weight_units.read_value, self._restore_unit)
