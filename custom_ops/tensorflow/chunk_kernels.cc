@@ -169,7 +169,7 @@ class ChunkApplyWork : public ChunkInputs {
     const int32_t* offsets = nullptr;
     const float* totals = nullptr;
     const float* rests = nullptr;  // null without rests
-    bool own_finite = false;
+    bool local_finite = false;
     bool finite = false;  // including the totals
   };
 
@@ -180,7 +180,7 @@ class ChunkApplyWork : public ChunkInputs {
 
   // Also writes the output `all_finite`.
   absl::Status Read(OpKernelContext* context, Step* step) const {
-    TF_RETURN_IF_ERROR(GetFlag(context, 2, "own_finite", &step->own_finite));
+    TF_RETURN_IF_ERROR(GetFlag(context, 2, "local_finite", &step->local_finite));
     TF_RETURN_IF_ERROR(GetFlag(context, 3, "finite", &step->finite));
     TF_RETURN_IF_ERROR(Begin(context, &step->work));
     TF_RETURN_IF_ERROR(GetOffsets(context, step->work, &step->offsets));
@@ -221,7 +221,7 @@ class ChunkApplyWork : public ChunkInputs {
     for (int i = 0; i < num_tensors(); ++i) {
       std::fill_n(outputs[i], step->work.residuals.shape(i).num_elements(), 0.0f);
     }
-    if (step->own_finite) {
+    if (step->local_finite) {
       KeepGradients(*step->work.layout, sources, filter_, ThreadPool(context));
     }
     return host.Finish();
@@ -242,7 +242,7 @@ class ChunkApplyWork : public ChunkInputs {
     for (int i = 0; i < num_tensors(); ++i) {
       queue->Zero(reduced[i], 4 * residuals.shape(i).num_elements());
     }
-    if (step->own_finite) KeepGradientsOnGpu(layout, sources, filter_, queue);
+    if (step->local_finite) KeepGradientsOnGpu(layout, sources, filter_, queue);
     return absl::OkStatus();
   }
 
@@ -265,7 +265,7 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(ON_GPU("ChunkApply")
                             .HostMemory("offsets")
                             .HostMemory("totals")
-                            .HostMemory("own_finite")
+                            .HostMemory("local_finite")
                             .HostMemory("finite")
                             .HostMemory("rests")
                             .HostMemory("all_finite"),

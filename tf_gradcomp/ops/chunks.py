@@ -142,7 +142,7 @@ def chunk_apply(
     return library.load().chunk_apply(
         offsets=offsets,
         totals=totals,
-        own_finite=local_finite,
+        local_finite=local_finite,
         finite=finite,
         rests=tf.zeros([0]) if rests is None else rests,
         filter=filter,
