@@ -13,6 +13,7 @@ from tests.workers import result, run_workers
 FILES = 10
 TOLD_OF_FILES = "list the files"
 TOLD_OF_ROWS = ["set_random_seed(0)", "reshuffle_each_iteration=False"]
+TOLD_OF_EQUAL_ROWS = ["AutoShardPolicy.OFF", "seed=rank"]
 PROGRAM = Path(__file__).parent / "programs/same_data.py"
 
 
@@ -31,7 +32,8 @@ def test_the_chief_reports_different_orders_with_advice():
     logged = seen()[0]["orders"][0]
     for name, messages in logged.items():
         assert len(messages) == 1, name
-        for expected in [TOLD_OF_FILES] if "files" in name else TOLD_OF_ROWS:
+        advice = {"files in other orders": [TOLD_OF_FILES], "kept whole": TOLD_OF_EQUAL_ROWS}
+        for expected in advice.get(name, TOLD_OF_ROWS):
             assert expected in messages[0], name
 
 

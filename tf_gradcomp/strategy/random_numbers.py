@@ -19,7 +19,8 @@ from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import patch
 
 _STRIDE = 0x9E3779B1  # keeps the seeds of replicas apart from the small seeds that programs choose
-_pipeline: contextvars.ContextVar[int] = contextvars.ContextVar("pipeline", default=0)
+_pipeline: contextvars.ContextVar[int | None]
+_pipeline = contextvars.ContextVar("pipeline", default=None)
 _draw_numbers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()  # outside of replicas
 _generators_of_data: weakref.WeakSet[Any] = weakref.WeakSet()  # which draw in such graphs
 _simulated: contextvars.ContextVar[tf.Tensor | None]
@@ -37,7 +38,7 @@ def _drawing_index() -> int:
         if tf.executing_eagerly():
             return 0
         _draw_numbers.add(tf.compat.v1.get_default_graph())
-        return _pipeline.get()
+        return _pipeline.get() or 0
     index = tf.get_static_value(context.replica_id_in_sync_group)
     return 0 if index is None else int(index)  # unknown while tracing on TPUs alone
 
@@ -53,6 +54,11 @@ def building_pipeline(index: int) -> Iterator[None]:
         yield
     finally:
         _pipeline.reset(token)
+
+
+def builds_pipeline() -> bool:
+    """Whether a worker builds data that no other worker reads."""
+    return _pipeline.get() is not None
 
 
 @contextlib.contextmanager

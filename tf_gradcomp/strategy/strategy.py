@@ -24,7 +24,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras_version import install_patches, keras, keras_private
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private import tensorflow as tf_private
-from tf_gradcomp.strategy import random_numbers
+from tf_gradcomp.strategy import random_numbers, shuffles
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.saves import Saves
 from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
@@ -56,7 +56,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     all other optimizers and training loops are compressed; see `CompressedAllReduce`.
 
     In a job of several workers, a process has one strategy: a second one with equal settings is the
-    first.
+    first. If the program sets no seed, all workers shuffle data in the same random order: the
+    chief draws a seed for the shuffles of `tf.data` and of arrays in Keras 3's `fit`.
 
     Args:
         cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
@@ -196,6 +197,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             }
         )
         if self.group.processes.size > 1:
+            shuffles.share_seed(self.group.processes)
             _worker_strategies.append(self)
 
     def _watched_progress(self, seconds: float, heartbeat_timeout: float) -> Progress | None:

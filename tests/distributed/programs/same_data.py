@@ -66,31 +66,53 @@ def augmented():
     return data.map(lambda a, b: (a + tf.random.uniform([2]), b)).batch(16)
 
 
+def made_by_the_chief():
+    """A dataset without a seed, after the chief has made one that other workers have not."""
+    if RANK == 0:
+        dataset()
+    return dataset()
+
+
+def shuffled_within():
+    """A dataset with a function that shuffles, which no seed of the strategy reaches."""
+    data = tf.data.Dataset.from_tensors((x[:64], y[:64]))
+    rows = lambda a, b: tf.data.Dataset.from_tensor_slices((a, b)).shuffle(64)  # noqa: E731
+    return data.flat_map(rows).batch(16)
+
+
+def kept_whole():
+    return dataset(policy=policies.OFF)
+
+
 def orders():
     folder = pathlib.Path(argument(1))
     names = [str(folder / f"{i}.csv") for i in range(int(argument(2)))]
     rotated = names[RANK:] + names[:RANK]
-    return {
-        "no seed": fit(dataset()),
+    unseeded = {
+        "no seed": fit(dataset(), epochs=2),
         "no seed, DATA": fit(dataset(policy=policies.DATA)),
         "no seed, equal weights": fit(dataset().map(lambda a, b: (a, b, tf.ones_like(b)))),
         "no seed, shuffled once": fit(dataset(parts=False)),
-        "seen by the chief": fit(seen_by_the_chief(each=True)),
-        "other rows": fit(dataset(0, rows=(x[RANK : RANK + 64], y[RANK : RANK + 64]))),
         "arrays, no seed": fit(x[:64], y[:64]),
         "evaluated": told(lambda: model.evaluate(dataset(), verbose=0)),
-        "files in other orders": fit(file_dataset(rotated)),
         "files shuffled": fit(file_dataset(tf.data.Dataset.list_files(names))),
-    }, {
-        "seed": fit(dataset(seed=3), epochs=2),
+        "kept whole, evaluated": told(lambda: model.evaluate(kept_whole(), verbose=0)),
         "seed, shuffled once, seen by the chief": fit(seen_by_the_chief(each=False), epochs=2),
-        "OFF": fit(dataset(policy=policies.OFF)),
         "files": fit(file_dataset(names)),
         "files shuffled alike": fit(file_dataset(tf.data.Dataset.list_files(names, seed=1))),
         "augmented": fit(augmented()),
         "own data": fit(strategy.distribute_datasets_from_function(lambda _: dataset())),
         "arrays": fit(x[:64], y[:64], shuffle=False),
+        "seed": fit(dataset(seed=3), epochs=2),
     }
+    return {
+        "seen by the chief": fit(seen_by_the_chief(each=True)),
+        "other rows": fit(dataset(0, rows=(x[RANK : RANK + 64], y[RANK : RANK + 64]))),
+        "shuffled within": fit(shuffled_within()),
+        "files in other orders": fit(file_dataset(rotated)),
+        "kept whole": fit(kept_whole()),
+        "made by the chief": fit(made_by_the_chief()),
+    }, unseeded
 
 
 def one_row(data, labels=None, **kwargs):

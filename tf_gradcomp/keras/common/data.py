@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -252,8 +252,10 @@ _warned_graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _PARTS = 8  # the maximum number of compared parts of a batch, such as inputs and labels
 
 
-def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
+def compared_batch(strategy: tf.distribute.Strategy, distributed: Any, *, trains: bool) -> Any:
     """Takes a batch and warns if workers that need equal batches have different ones.
+
+    Also warns if workers train on equal batches of data that each worker keeps whole.
 
     Returns as many of its rows as a replica gets; None if a worker has its own files, or if there
     is no batch.
@@ -264,13 +266,16 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
     if shared is None or replicas == 1:
         local_dataset = tf_private.undistributed(distributed)
         batch = None if local_dataset is None else next(iter(local_dataset.take(1)), None)
+        several = strategy.group.processes.size > 1
+        if several and trains and local_dataset is not None and _is_kept_whole(local_dataset):
+            comparison = _compare(strategy, batch)
+            if comparison.all_equal:
+                log_info(_SAME)
         return tf.nest.map_structure(lambda part: _rows(part, replicas), batch)
     is_files = shared is not tf_private.undistributed(distributed)
     dataset = shared.batch(2**30) if is_files else shared  # all names at once
     batch = next(iter(dataset.take(1)), None)
-    flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []
-    parts = [part for part in flat if part.dtype not in (tf.variant, tf.resource)]
-    if _differs(strategy, parts):
+    if _compare(strategy, batch).all_differ:
         log_info(_FILES if is_files else _ROWS)
     if is_files or batch is None:
         return None
@@ -280,10 +285,15 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
 _ROWS = (
     "Workers read this data in different orders: the first batch differs between workers. Each "
     "worker trains on its part of its own batches, so some rows are used twice in an epoch and "
-    "others never. Call keras.utils.set_random_seed(0) at the top of the program, or "
-    ".shuffle(..., seed=0), and list files in the same order on all workers. Iterate over a "
-    "shuffled dataset equally often on each worker, or use "
-    ".shuffle(reshuffle_each_iteration=False)."
+    "others never. Give a seed to what shuffles the data outside of tf.data, such as NumPy, by "
+    "keras.utils.set_random_seed(0) at the top of the program. Create equally many datasets on "
+    "each worker, list files in the same order, and iterate over a shuffled dataset equally often, "
+    "or use .shuffle(reshuffle_each_iteration=False)."
+)
+_SAME = (
+    "All workers train on the same batches of this data: with AutoShardPolicy.OFF, each worker "
+    "keeps all rows that it reads. Give each worker its own rows by dataset.shard(workers, rank), "
+    "or its own order by .shuffle(..., seed=rank), or do not set the policy."
 )
 _FILES = (
     "Workers list the files of this data in different orders. Each worker reads its part of its "
@@ -292,17 +302,31 @@ _FILES = (
 )
 
 
-def _differs(strategy: MultiWorkerMirroredStrategy, parts: list[tf.Tensor]) -> bool:
-    """Whether all parts of a batch differ among workers.
+def _is_kept_whole(dataset: tf.data.Dataset) -> bool:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return policy == tf.data.experimental.AutoShardPolicy.OFF
 
-    Where only some do, such as the inputs, workers have augmented the same rows in other ways.
+
+class _Comparison(NamedTuple):
+    """Which parts of a batch, such as inputs and labels, are equal on all workers.
+
+    Where only some parts differ, such as the inputs, workers have augmented the same rows in other
+    ways. Parts of equal entries do not count.
     """
+
+    all_equal: bool
+    all_differ: bool
+
+
+def _compare(strategy: MultiWorkerMirroredStrategy, batch: Any) -> _Comparison:
+    flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []
+    parts = [part for part in flat if part.dtype not in (tf.variant, tf.resource)]
     digests = np.zeros(_PARTS, np.int64)
     for i, part in enumerate(parts[:_PARTS]):
         digests[i] = _digest(np.asarray(part.numpy()))
     telling = digests != 0
-    equal = _equal_on_all(strategy.group.processes, digests)
-    return bool(telling.any()) and not (telling & equal).any()
+    equal = _equal_on_all(strategy.group.processes, digests)[telling]
+    return _Comparison(bool(equal.size and equal.all()), bool(equal.size and not equal.any()))
 
 
 def _equal_on_all(processes: Processes, values: np.ndarray) -> np.ndarray:

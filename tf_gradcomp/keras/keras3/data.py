@@ -25,7 +25,7 @@ from tf_gradcomp.keras.keras3.steps import check_no_scaler_inside
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.private.patching import with_methods
-from tf_gradcomp.strategy import random_numbers
+from tf_gradcomp.strategy import random_numbers, shuffles
 from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
 
@@ -73,6 +73,7 @@ def _prepare(model: keras.Model, given: dict[str, Any]) -> dict[str, WorkersData
     data = WorkersData(
         strategy,
         arrays,
+        trains=trains,
         batch_size=given["batch_size"],
         steps_per_epoch=given["steps_per_epoch"] if trains else given["steps"],
         shuffle=given.get("shuffle", False),
@@ -101,13 +102,22 @@ class WorkersData(keras_private.DataAdapter):
     Args:
         strategy: The strategy.
         arrays: The `x`, `y` and `sample_weight` of Keras.
+        trains: Whether `fit` trains on the data.
         **settings: The other settings of Keras.
     """
 
-    def __init__(self, strategy: MultiWorkerMirroredStrategy, arrays: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        strategy: MultiWorkerMirroredStrategy,
+        arrays: Any,
+        *,
+        trains: bool = False,
+        **settings: Any,
+    ) -> None:
         x, y, sample_weight = arrays
         self._strategy = strategy
         self._steps = settings["steps_per_epoch"]
+        self._shuffle, self._trains = settings.get("shuffle", False), trains
         self._begin_epoch: Callable[[], None] = lambda: None
         generator = GeneratorReader(x) if isinstance(x, types.GeneratorType) else None
         self._adapter = keras_private.data_adapter(
@@ -142,14 +152,21 @@ class WorkersData(keras_private.DataAdapter):
         """Returns the distributed data, which all workers have for as many steps."""
         if self._distributed is None:
             check_batches(self._strategy, self._steps or self.num_batches)
-            if keras_private.is_of_arrays(self._adapter):
-                rows = self._adapter.partial_batch_size or self._adapter.batch_size
-                check_last_batch(self._strategy, rows)
-            dataset = self._adapter.get_tf_dataset()
+            order = None
+            with contextlib.ExitStack() as stack:
+                if keras_private.is_of_arrays(self._adapter):
+                    size, last = self._adapter.batch_size, self._adapter.partial_batch_size
+                    check_last_batch(self._strategy, last or size)
+                    if self._shuffle:
+                        rows = self._adapter.num_batches * size - (size - last if last else 0)
+                        within = size if self._shuffle == "batch" else rows
+                        order = shuffles.EpochOrder(rows, within)
+                        stack.enter_context(order.replacing_shuffle())
+                dataset = self._adapter.get_tf_dataset()
             if not isinstance(dataset, tf.distribute.DistributedDataset):
                 dataset = self._strategy.experimental_distribute_dataset(dataset)
             reuses = self._generator is None and not self._is_py_dataset
-            self._distributed = _Distributed(dataset, self._generator, reuses=reuses)
+            self._distributed = _Distributed(dataset, self._generator, order, reuses=reuses)
         return self._distributed
 
     def on_epoch_begin(self) -> None:
@@ -183,7 +200,7 @@ class WorkersData(keras_private.DataAdapter):
             return keras_private.batch_of_py_dataset(self._adapter, 0)
         distributed = self.get_tf_dataset().source
         with random_numbers.keeping_states_of_data():
-            batch = compared_batch(self._strategy, distributed)
+            batch = compared_batch(self._strategy, distributed, trains=self._trains)
             if batch is not None:
                 return batch
             local = next(iter(distributed), None)
@@ -201,11 +218,20 @@ class _Distributed(tf.distribute.DistributedDataset):
     Args:
         source: The distributed data.
         generator: Is told of new iterators and of steps; None for other data than generators.
+        order: Is told of new iterators; None if no rows of arrays are shuffled.
         reuses: Whether an unused iterator is used instead of a new one.
     """
 
-    def __init__(self, source: Any, generator: GeneratorReader | None, *, reuses: bool) -> None:
+    def __init__(
+        self,
+        source: Any,
+        generator: GeneratorReader | None,
+        order: shuffles.EpochOrder | None,
+        *,
+        reuses: bool,
+    ) -> None:
         self.source = source
+        self._order = order
         self._generator = generator
         self._reuses = reuses
         self._iterator: Any = None
@@ -215,6 +241,8 @@ class _Distributed(tf.distribute.DistributedDataset):
         if self._iterator is None or self._used or not self._reuses:
             if self._generator is not None:
                 self._generator.new_iterator()
+            if self._order is not None:
+                self._order.begin_epoch()
             self._iterator, self._used = iter(self.source), 0
             tf_private.end_in_background(self._iterator)
         return self._iterator
