@@ -74,7 +74,7 @@ class PerVariable(Generic[Value]):
     Args:
         what: The method and argument, such as `"AdaComp: bin_sizes"`, for error messages.
         setting: One value for all variables, or by layer kind; kinds not named keep the default.
-        defaults: The default values, by layer kind.
+        defaults: The default values, by layer kind, or one for all kinds.
         overrides: Value by regular expression over variable paths, with precedence over `setting`;
             the first expression that is found anywhere in the path counts.
         valid: The valid values, besides None: the variable is sent whole.
@@ -84,13 +84,13 @@ class PerVariable(Generic[Value]):
         self,
         what: str,
         setting: Setting[Value],
-        defaults: Mapping[str, Value | None],
+        defaults: Setting[Value],
         overrides: Mapping[str, Value | None] | None,
         valid: Valid,
     ) -> None:
         self._what = what
         self._valid = valid
-        self.by_kind = {**defaults}
+        self.by_kind = _by_kind(defaults)
         if isinstance(setting, Mapping):
             for kind, value in setting.items():
                 self._check_kind(kind)
@@ -98,7 +98,7 @@ class PerVariable(Generic[Value]):
             self.by_kind.update(setting)
         else:
             self._check_value(setting, "")
-            self.by_kind = dict.fromkeys(LAYER_KINDS, setting)
+            self.by_kind = _by_kind(setting)
         self.overrides = dict(overrides or {})
         for pattern, value in self.overrides.items():
             self._check_pattern(pattern)
@@ -137,3 +137,8 @@ class PerVariable(Generic[Value]):
             raise ValueError(
                 f"{self._what}: {pattern!r} in overrides is not a regular expression: {error}."
             ) from None
+
+
+def _by_kind(setting: Setting[Value]) -> dict[str, Value | None]:
+    """Returns the value of each layer kind."""
+    return {**setting} if isinstance(setting, Mapping) else dict.fromkeys(LAYER_KINDS, setting)

@@ -31,7 +31,7 @@ from tf_gradcomp.compressors.settings import (
 )
 from tf_gradcomp.compressors.top_k_coding import VALUE_BITS, Coding, ShortPayloads
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
-from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+from tf_gradcomp.policy import GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of entries, to the ops
 _DEFAULT_DENSITY = 0.01
@@ -123,7 +123,7 @@ class TopK(Plannable):
         self.density = PerVariable(
             "TopK: density",
             density,
-            dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
+            _DEFAULT_DENSITY,
             overrides,
             SHARE,
         )

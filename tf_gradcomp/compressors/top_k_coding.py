@@ -28,7 +28,7 @@ class Coding:
     """The format of entries.
 
     Attributes:
-        chunk: The elements of a chunk, a power of two; None if places are whole words.
+        chunk: The elements of a chunk, a power of two; None if indices are whole words.
         value_bits: The bits of a value.
     """
 

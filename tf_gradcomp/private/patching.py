@@ -74,33 +74,33 @@ def apply(
     Raises:
         UntestedVersionError: If the patch is essential.
     """
-    for one in patches:
+    for patch in patches:
         try:
-            _replace(one)
+            _replace(patch)
         except (AttributeError, ImportError, ChangedFunctionError) as error:
-            if one.essential:
+            if patch.essential:
                 raise UntestedVersionError(
-                    f"tf_gradcomp cannot train with {versions}: {one.target} is missing or has "
+                    f"tf_gradcomp cannot train with {versions}: {patch.target} is missing or has "
                     f"changed ({error}). {remedy}"
                 ) from error
             warn(
-                f"With {versions}, {one.target} is missing or has changed ({error}), so this "
-                f"protection is off: {one.why} {remedy}"
+                f"With {versions}, {patch.target} is missing or has changed ({error}), so this "
+                f"protection is off: {patch.why} {remedy}"
             )
 
 
-def _replace(one: Patch) -> None:
-    owner_name, _, name = one.target.rpartition(".")
+def _replace(patch: Patch) -> None:
+    owner_name, _, name = patch.target.rpartition(".")
     owner = pkgutil.resolve_name(owner_name)
     original = getattr(owner, name)
-    check_replacement(original, one.by)
+    check_replacement(original, patch.by)
     if inspect.isclass(owner):
-        setattr(owner, name, _Method(one.by, original))
+        setattr(owner, name, _Method(patch.by, original))
         return
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        return one.by(original, *args, **kwargs)
+        return patch.by(original, *args, **kwargs)
 
     setattr(owner, name, replacement)
 

@@ -40,16 +40,16 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
         with strategy.saves.coordinate(savings, _comparable(path)) as writes:
             yield writes
     else:
-        own = [
+        uncollected = [
             saving
             for saving in savings
             if not saving.group.by_strategy
             and saving.group.processes.is_first
             and not saving.is_collected
         ]
-        if own:
+        if uncollected:
             log_info(_SAVED_RANK)
-        with reading_locally(*own):
+        with reading_locally(*uncollected):
             yield True
 
 

@@ -21,7 +21,7 @@ from tf_gradcomp.compressors.settings import (
     is_whole_number,
     whole_number,
 )
-from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+from tf_gradcomp.policy import GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of blocks
 SKETCHED = tf.bfloat16  # has the range of float32, and scores need no further bits
@@ -84,7 +84,7 @@ class ArcTopK(Plannable):
         self.density = PerVariable(
             "ArcTopK: density",
             density,
-            dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
+            _DEFAULT_DENSITY,
             overrides,
             SHARE,
         )
@@ -136,16 +136,16 @@ class ArcTopK(Plannable):
         """Sums sketches, and then the blocks that they choose (paper, Algorithm 1)."""
         variables = self._variables(inputs)
         local_finite = tf.reduce_all(
-            tf.stack([tf.reduce_all(tf.math.is_finite(one.total)) for one in variables])
+            tf.stack([tf.reduce_all(tf.math.is_finite(variable.total)) for variable in variables])
         )
         signs = _signs(inputs.step, self.block)
-        sketch = _joined([one.sketch(signs) for one in variables], local_finite)
+        sketch = _joined([variable.sketch(signs) for variable in variables], local_finite)
         sketch = yield from request_unless_empty(tf.cast(sketch, SKETCHED), AllReduce)
-        sketches = tf.split(sketch, [one.sketch_size for one in variables])
-        chosen = [one.choose(part) for one, part in zip(variables, sketches, strict=True)]
+        sketches = tf.split(sketch, [variable.sketch_size for variable in variables])
+        chosen = [variable.choose(part) for variable, part in zip(variables, sketches, strict=True)]
 
         pairs = list(zip(variables, chosen, strict=True))
-        values = _joined([one.take(blocks) for one, blocks in pairs], local_finite)
+        values = _joined([variable.take(blocks) for variable, blocks in pairs], local_finite)
         flag = tf.where(local_finite, 0.0, math.nan)
         totals = yield AllReduce(tf.concat([values, [flag]], 0))
         totals, fits = zero_if_too_large(totals, tf.math.is_finite(totals[-1]))
@@ -161,9 +161,10 @@ class ArcTopK(Plannable):
 
         tf.cond(gone, keep_rest, lambda: tf.cond(local_finite, keep_all, lambda: None))
         totals = tf.where(gone, totals[:-1], 0.0)
-        parts = tf.split(totals, [one.sent_size for one in variables])
+        parts = tf.split(totals, [variable.sent_size for variable in variables])
         reduced = [
-            one.spread(part, blocks) for (one, blocks), part in zip(pairs, parts, strict=True)
+            variable.spread(part, blocks)
+            for (variable, blocks), part in zip(pairs, parts, strict=True)
         ]
         tensor_bytes = self._tensor_bytes(inputs.specs, self._in_force(inputs))
         return Reduced(reduced, tf.logical_and(gone, fits), tensor_bytes)
@@ -321,7 +322,7 @@ class _Variable:
         tf.raw_ops.AssignVariableOp(resource=self.residual, value=value)
 
     def _matrix(self) -> tf.Tensor:
-        """The total with a block in each row; zeros fill the last one."""
+        """The total with a block in each row; zeros fill the last variable."""
         missing = self._count * self.block - self.spec.elements
         return tf.reshape(tf.pad(self.total, [[0, missing]]), [self._count, self.block])
 

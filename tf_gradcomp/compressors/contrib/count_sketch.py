@@ -86,23 +86,23 @@ class CountSketch(Compressor):
         offsets = tf.zeros([0], tf.int32)  # chunks of one entry have none
         taken = ops.chunk_take(chunked, offsets, local_finite)
         *parts, flag = tf.split(taken, [*(spec.elements for spec in specs), 1])
-        values = _concat([parts[number] for number in plan.sketched])
-        whole = _concat([parts[number] for number in plan.whole])
+        values = _concat([parts[index] for index in plan.sketched])
+        whole = _concat([parts[index] for index in plan.whole])
         settings = ops.SketchSettings(inputs.step, plan.columns)
-        own = ops.count_sketch(values, settings) if plan.sketched else tf.zeros([0])
-        answer = yield AllReduce(tf.concat([whole, own, flag], 0))
-        whole_sum, sums, flag = tf.split(answer, [tf.size(whole), tf.size(own), 1])
+        sketch = ops.count_sketch(values, settings) if plan.sketched else tf.zeros([0])
+        answer = yield AllReduce(tf.concat([whole, sketch, flag], 0))
+        whole_sum, sums, flag = tf.split(answer, [tf.size(whole), tf.size(sketch), 1])
         finite = tf.math.is_finite(flag[0])
         total, rest = tf.zeros_like(values), values
         if plan.sketched:
-            places = ops.count_sketch_largest(
+            indices = ops.count_sketch_largest(
                 sums, settings, size=values.shape.num_elements(), count=plan.candidates
             )
-            given = tf.where(finite, tf.gather(values, places), 0.0)
-            exact = yield AllReduce(given)
-            places = places[:, tf.newaxis]
-            total = tf.tensor_scatter_nd_update(total, places, exact)
-            rest = tf.tensor_scatter_nd_update(rest, places, tf.zeros_like(exact))
+            chosen = tf.where(finite, tf.gather(values, indices), 0.0)
+            exact = yield AllReduce(chosen)
+            indices = indices[:, tf.newaxis]
+            total = tf.tensor_scatter_nd_update(total, indices, exact)
+            rest = tf.tensor_scatter_nd_update(rest, indices, tf.zeros_like(exact))
 
         def by_tensor(whole: tf.Tensor, sketched: tf.Tensor) -> tf.Tensor:
             """Returns the entries of all tensors, in the order of the tensors."""

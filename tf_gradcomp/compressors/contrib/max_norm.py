@@ -136,42 +136,46 @@ class MaxNormQuantization(Plannable):
     def reduce(self, inputs: StepInputs) -> Generator[Request, tf.Tensor, Reduced]:
         """Agrees on the scales, and sums codes in units of these scales."""
         specs, replicas = inputs.specs, inputs.size
-        own = self.settings(specs)
-        settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
-        chunked = ops.Chunked(inputs.residuals, inputs.gradients, [self._chunk_size] * len(own))
+        defaults = self.settings(specs)
+        settings = (
+            defaults if inputs.settings is None else tf.unstack(inputs.settings, len(defaults))
+        )
+        chunked = ops.Chunked(
+            inputs.residuals, inputs.gradients, [self._chunk_size] * len(defaults)
+        )
         _, local_finite = ops.chunk_select(chunked, lead=False)
         offsets = ops.chunk_draw(chunked, inputs.step)
         taken = ops.chunk_take(chunked, offsets, local_finite)
         parts = tf.split(taken, [*map(self._entries, specs), 1])[:-1]
-        coded = [number for number, bits in enumerate(own) if bits != SENT_WHOLE]
-        whole = [number for number in range(len(own)) if number not in coded]
+        coded = [index for index, bits in enumerate(defaults) if bits != SENT_WHOLE]
+        whole = [index for index in range(len(defaults)) if index not in coded]
 
-        values = [parts[number] for number in coded]
+        values = [parts[index] for index in coded]
         scales, finite = yield from self._scales(inputs, values, local_finite)
         shares = list(map(tf.math.divide_no_nan, values, scales))
-        bits = [settings[number] for number in coded]
-        finer = [self._bits(specs[number])[1:] for number in coded]
+        bits = [settings[index] for index in coded]
+        finer = [self._bits(specs[index])[1:] for index in coded]
         chosen = yield from _choose_units(shares, bits, finer, replicas)
         codes = [
-            _rounded(share * tf.gather(_STEPS, units), self._uniform(inputs, number, share.shape))
-            for number, share, units in zip(coded, shares, chosen, strict=True)
+            _rounded(share * tf.gather(_STEPS, units), self._uniform(inputs, index, share.shape))
+            for index, share, units in zip(coded, shares, chosen, strict=True)
         ]
         sums = yield from _sum(
             [code + tf.gather(_STEPS, coarse) for code, coarse in zip(codes, bits, strict=True)],
             [_code_width(coarse, replicas) for coarse in bits],
         )
-        given = [tf.where(finite, parts[number], 0.0) for number in whole]
+        given = [tf.where(finite, parts[index], 0.0) for index in whole]
         answer = yield from request_unless_empty(tf.concat([tf.zeros([0]), *given], 0), AllReduce)
 
         totals = dict(zip(whole, _split(answer, given), strict=True))
         rests = dict(zip(whole, map(tf.zeros_like, given), strict=True))
-        for i, number in enumerate(coded):
+        for i, index in enumerate(coded):
             # Not a constant: a graph would multiply the scale by its inverse, and the largest code
             # would not be exactly the scale.
             steps = tf.where(finite, tf.gather(_STEPS, chosen[i]), 1.0)
             total = tf.cast(sums[i] - replicas * (2 ** bits[i] - 1), tf.float32)
-            totals[number] = scales[i] * (total / steps)
-            rests[number] = values[i] - scales[i] * (codes[i] / steps)
+            totals[index] = scales[i] * (total / steps)
+            rests[index] = values[i] - scales[i] * (codes[i] / steps)
         total, fits = zero_if_too_large(_joined(totals), finite)
         reduced, finite = ops.chunk_apply(
             chunked,

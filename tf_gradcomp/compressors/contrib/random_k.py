@@ -12,7 +12,7 @@ from tf_gradcomp.compressors.aggregation import CHUNK_SHARE, sum_chosen, tensor_
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.compressors.settings import PerVariable
-from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+from tf_gradcomp.policy import GradientSpec
 
 _DEFAULT_DENSITY = 0.01
 _SENT_WHOLE = 1  # a chunk of one entry
@@ -60,7 +60,7 @@ class RandomK(Compressor):
         self.density = PerVariable(
             "RandomK: density",
             density,
-            dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
+            _DEFAULT_DENSITY,
             overrides,
             CHUNK_SHARE,
         )

@@ -77,14 +77,16 @@ class SIDCo(Compressor):
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in flat])
 
             def packed() -> tf.Tensor:
-                places = [ops.sidco_choose(total, self.density) for total in flat]
-                for residual, total, sent, spec in zip(residuals, flat, places, specs, strict=True):
+                indices = [ops.sidco_choose(total, self.density) for total in flat]
+                for residual, total, sent, spec in zip(
+                    residuals, flat, indices, specs, strict=True
+                ):
                     zeros = tf.zeros_like(sent, tf.float32)
                     remaining = tf.tensor_scatter_nd_update(total, sent[:, None], zeros)
                     assign_state(residual, remaining, spec)
-                values = [tf.gather(*pair) for pair in zip(flat, places, strict=True)]
-                counts = tf.stack([tf.size(tensor_indices) for tensor_indices in places])
-                return tf.concat([counts, *places, tf.bitcast(tf.concat(values, 0), tf.int32)], 0)
+                values = [tf.gather(*pair) for pair in zip(flat, indices, strict=True)]
+                counts = tf.stack([tf.size(tensor_indices) for tensor_indices in indices])
+                return tf.concat([counts, *indices, tf.bitcast(tf.concat(values, 0), tf.int32)], 0)
 
             body = tf.cond(finite, packed, lambda: tf.zeros([len(specs)], tf.int32))
             tensor_bytes = tf.where(finite, 4 + 8 * tf.cast(body[: len(specs)], tf.int64), 0)
@@ -96,8 +98,8 @@ class SIDCo(Compressor):
             bodies, finite, lengths = ops.payload_read(payloads, step, **header)
             total = tf.zeros([sum(sizes)])
             for replica in range(inputs.size):
-                places, values = _entries(bodies[replica, : lengths[replica]], sizes)
-                total = tf.tensor_scatter_nd_add(total, places[:, None], values)
+                indices, values = _entries(bodies[replica, : lengths[replica]], sizes)
+                total = tf.tensor_scatter_nd_add(total, indices[:, None], values)
             fits = tf.logical_and(finite, tf.reduce_all(tf.math.is_finite(total)))
             total = tf.where(fits, total, 0.0)
             parts = zip(tf.split(total, sizes), shapes, strict=True)

@@ -64,7 +64,7 @@ def is_coordinated(model: keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def saving(model: keras.Model, path: str) -> Iterator[bool]:
+def saving_model(model: keras.Model, path: str) -> Iterator[bool]:
     """Coordinates a save of a model; yields whether this worker writes the file."""
     if not is_coordinated(model):
         yield True

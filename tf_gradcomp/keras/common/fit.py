@@ -130,25 +130,25 @@ def _default_callbacks(callbacks: Any, given: dict[str, Any]) -> Iterator[keras.
 def _inserted(model: Any, given: dict[str, Any], reading: Any) -> Iterator[None]:
     """Within this context, the program's callbacks are between those of this package."""
     callbacks = given["callbacks"]
-    own = _flat(callbacks)
+    programs = _flat(callbacks)
     first, last = _First(reading), _Last()
     if isinstance(callbacks, keras.callbacks.CallbackList):
         for callback in (first, last):
             callback.set_model(model)
             callback.set_params(callbacks.params)
-        callbacks.callbacks[:] = [first, *own, last]
+        callbacks.callbacks[:] = [first, *programs, last]
     else:
-        given["callbacks"] = [first, *own, last]
-    token = _callbacks.set([first, *own, last])
+        given["callbacks"] = [first, *programs, last]
+    token = _callbacks.set([first, *programs, last])
     try:
         with contextlib.ExitStack() as stack:
-            for callback in own:
+            for callback in programs:
                 stack.enter_context(keras_module("files").adapted(callback, model))
             yield
     finally:
         _callbacks.reset(token)
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks[:] = own
+            callbacks.callbacks[:] = programs
 
 
 def _is_within_fit(callbacks: Any) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from tf_gradcomp.keras.common.files import is_coordinated, saving
+from tf_gradcomp.keras.common.files import is_coordinated, saving_model
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.whole_files import replacing_path
@@ -23,7 +23,7 @@ def save(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) ->
     if "://" in path or asks or not is_coordinated(model):
         original(model, filepath, *args, **kwargs)
         return
-    with saving(model, path) as writes:
+    with saving_model(model, path) as writes:
         if writes:
             with replacing_path(path) as new:
                 original(model, new, *args, **kwargs)

@@ -20,7 +20,7 @@ from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.keras.common.files import (
     is_coordinated,
-    saving,
+    saving_model,
     savings_of,
     warn_if_backup_is_gone,
 )
@@ -108,7 +108,7 @@ def _write_coordinated(
     if isinstance(filepath, io.IOBase) or not is_coordinated(model):
         write(filepath)
         return
-    with saving(model, path) as writes:
+    with saving_model(model, path) as writes:
         if writes and "://" in path:
             write(filepath)
         elif writes:
@@ -135,7 +135,7 @@ def adapted(callback: keras.callbacks.Callback, model: keras.Model) -> Iterator[
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             stack.enter_context(keras_private.swapping_by(callback, swap_averages))
         elif backs_up and "://" not in os.fspath(callback.backup_dir):
-            functions = (functools.partial(one, callback) for one in (_back_up, _restore))
+            functions = (functools.partial(function, callback) for function in (_back_up, _restore))
             stack.enter_context(keras_private.backing_up(callback, *functions))
         yield
 
@@ -150,15 +150,15 @@ def _back_up(callback: keras.callbacks.BackupAndRestore) -> None:
         if callback.double_checkpoint:
             _copy(backup.weights, backup.former_weights)
             _copy(backup.progress, backup.former_progress)
-        place = json.dumps(backup.trained)
+        progress = json.dumps(backup.trained)
         buffer = keras_private.weights_in_hdf5(callback.model)
         with h5py.File(buffer, "a") as file:
-            file.attrs[_PROGRESS] = place
+            file.attrs[_PROGRESS] = progress
             file.attrs[_RANDOM] = json.dumps(keras_private.random_states(callback.model))
         with replacing(backup.weights) as written:
             written.write(buffer.getbuffer())
         with replacing(backup.progress) as written:
-            written.write(place.encode())
+            written.write(progress.encode())
 
 
 def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
@@ -170,7 +170,7 @@ def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
     model = callback.model
     problem: tuple[str, Exception] | None = None
     optimizer = model.optimizer
-    for weights, place in (
+    for weights, progress in (
         (backup.weights, backup.progress),
         (backup.former_weights, backup.former_progress),
     ):
@@ -179,7 +179,7 @@ def _restore(callback: keras.callbacks.BackupAndRestore) -> None:
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         try:
-            epoch = _checked_epoch(weights, place, optimizer)
+            epoch = _checked_epoch(weights, progress, optimizer)
             keras_private.load_hdf5(model, weights)
             _continue_random_numbers(model, weights)
         except (OSError, KeyError, ValueError, RuntimeError) as error:
@@ -203,20 +203,20 @@ def _backing_up(callback: Any, path: str) -> Iterator[bool]:
         with coordinated(savings, path) as writes:
             yield writes
         return
-    for one in savings:
-        one.collect()
+    for saving in savings:
+        saving.collect()
     with coordinated(savings, path) as writes:
         yield writes and not _left_to_first(callback)
-    for one in savings:
-        if not one.group.by_strategy:  # if nobody has waited for the file
-            one.group.processes.agree({"next action": "continuing after a backup"})
+    for saving in savings:
+        if not saving.group.by_strategy:  # if nobody has waited for the file
+            saving.group.processes.agree({"next action": "continuing after a backup"})
 
 
 def _left_to_first(callback: Any) -> bool:
     """Whether other processes share this callback and its files, also under Horovod."""
     if not getattr(callback, "on_all_workers", False):
         return False
-    return any(not one.group.processes.is_first for one in savings_of(callback.model))
+    return any(not saving.group.processes.is_first for saving in savings_of(callback.model))
 
 
 def _copy(path: str, to: str) -> None:
@@ -241,7 +241,7 @@ def _checked_epoch(weights: str, progress_path: str, optimizer: Any) -> int:
 
 def _continue_random_numbers(model: keras.Model, weights: str) -> None:
     """Restores the replicas' random states; Horovod ranks keep their local seeds."""
-    if any(not one.group.by_strategy for one in savings_of(model)):
+    if any(not saving.group.by_strategy for saving in savings_of(model)):
         return
     with h5py.File(weights, "r") as file:
         states = file.attrs.get(_RANDOM)
