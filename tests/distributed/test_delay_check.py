@@ -1,7 +1,6 @@
 """`DelayCheck` logs how alike residuals are to earlier ones, and warns where they stay so."""
 
 import math
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,7 +12,28 @@ from tests.delays import assert_cosines
 from tests.workers import result, run_workers
 from tf_gradcomp.keras.callbacks.compression_monitor import cosine
 
-PROGRAM = Path(__file__).parent / "programs/delays.py"
+# Trains with `DelayCheck`, by a method that is slow to send and by one that sends at once.
+PROGRAM = """
+    import keras
+    from tests.distributed.programs.common import Setup, dense_model, digits
+
+    from tests.delays import checked
+    from tests.ranks import exchange_of, report
+
+    BATCH, BATCHES, EVERY = 16, 10, 3
+
+
+    def train(compressor):
+        setup = Setup("optimizer", compressor)
+        model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.01)))
+        x, y = digits(BATCH * BATCHES)
+        callbacks, found = checked(EVERY, exchange_of)
+        model.fit(x, y, batch_size=BATCH, verbose=0, shuffle=False, callbacks=callbacks)
+        return found()
+
+
+    report({method: train(method) for method in ("random_k", "cast")})
+"""
 EVERY = 3
 
 

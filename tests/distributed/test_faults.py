@@ -180,17 +180,89 @@ def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
+# Trains with ScaleCom; worker 1 kills itself when it is to broadcast, in its second turn.
+_LEADER_DIES = '''
+    import os
+    import signal
+
+    import keras
+    import tensorflow as tf
+    from tests.distributed.programs.common import Setup, dense_model, digits
+
+    from tests.ranks import RANK
+    from tf_gradcomp import compressors
+    from tf_gradcomp.compressors.requests import Broadcast
+
+    LAST_STEP = 3
+
+
+    def die_if_last(step):
+        if step == LAST_STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+    class Dying(compressors.ScaleCom, registered=False):
+        """ScaleCom's step up to a broadcast."""
+
+        name = "dying"
+
+        def reduce(self, inputs):
+            requests, answer = super().reduce(inputs), None
+            while True:
+                try:
+                    request = requests.send(answer)
+                except StopIteration as end:
+                    return end.value
+                if isinstance(request, Broadcast) and RANK == 1:
+                    with tf.control_dependencies([tf.py_function(die_if_last, [inputs.step], [])]):
+                        request = Broadcast(tf.identity(request.payload), request.root)
+                answer = yield request
+
+
+    setup = Setup("optimizer", Dying(8))
+    model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
+    model.fit(*digits(320), batch_size=32, verbose=0)
+'''
+
+
 @pytest.mark.oldest
 def test_no_worker_hangs_after_a_leader_dies_before_its_broadcast():
-    program = PROGRAMS / "leader_dies.py"
-    survivor, leader = run_workers(program, 2, check=False)
+    survivor, leader = run_workers(_LEADER_DIES, 2, check=False)
     assert leader.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
+# Trains in rounds of four local steps; worker 1 kills itself after the sixth step.
+_DIES_IN_ROUND = '''
+    import os
+    import signal
+
+    import keras
+    from tests.distributed.programs.common import Setup, dense_model, digits
+
+    from tests.ranks import RANK
+
+    DEATH = 6
+
+
+    class Die(keras.callbacks.Callback):
+        """Kills worker 1 within its second round."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch + 1 == DEATH and RANK == 1:
+                assert self.model.optimizer.rounds.pending
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+    setup = Setup("optimizer", "no_compression")
+    model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.1), local_steps=4))
+    model.fit(*digits(320), batch_size=32, verbose=0, callbacks=[Die()])
+'''
+
+
 def test_no_worker_hangs_after_another_dies_within_a_round():
-    survivor, other = run_workers(PROGRAMS / "dies_in_round.py", 2, check=False)
+    survivor, other = run_workers(_DIES_IN_ROUND, 2, check=False)
     assert other.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr

@@ -44,8 +44,37 @@ def resumed(killed_again, folder):
     return run_workers(PROGRAM, 2, ["resume", folder])
 
 
+# Trains by L-GreCo within the strategy's scope, where creating a variable synchronizes the workers.
+_PLANS_IN_SCOPE = """
+    import keras
+    from tests.distributed.programs.common import Setup, digits
+
+    import tf_gradcomp as gc
+    from tests.ranks import exchange_of, report
+
+
+    def layers():
+        hidden = [keras.layers.Dense(width, activation="tanh") for width in (128, 32)]
+        return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
+
+
+    def plan_within(method):
+        setup = Setup("optimizer", f"lgreco(method='{method}')")
+        model = setup.model(layers, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
+        plans = gc.callbacks.LayerwisePlan(3, table=False)
+        with setup.strategy.scope():
+            settings = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False}
+            model.fit(*digits(), **settings, callbacks=[plans])
+        return exchange_of(model).hooks.plan_in_force()
+
+
+    methods = "adacomp(bin_sizes=50)", "scalecom(rates=20)"
+    report({method: plan_within(method) for method in methods})
+"""
+
+
 def test_plans_are_made_within_the_strategys_scope():
-    workers = run_workers(PROGRAM.with_stem("plans_in_scope"), 2)
+    workers = run_workers(_PLANS_IN_SCOPE, 2)
     chief, other = map(result, workers)
     assert chief == other
     for plan in chief.values():
@@ -90,8 +119,29 @@ def test_a_job_killed_within_a_period_resumes_with_plan_and_sums(before, after, 
     assert results[0]["epochs"][0]["weights"] != saved["weights"]
 
 
+# Trains by L-GreCo with a plan after each epoch, which worker 1 knows nothing of.
+_ONE_PLANS = """
+    import keras
+    from tests.distributed.programs.common import Setup, digits
+
+    import tf_gradcomp as gc
+    from tests.ranks import RANK, report
+
+    setup = Setup("optimizer", "lgreco(method='top_k(density=0.02)')")
+    model = setup.model(
+        lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]),
+        lambda: setup.wrap(keras.optimizers.SGD(0.1)),
+    )
+    plans = [gc.callbacks.LayerwisePlan(table=False)] if RANK == 0 else []
+    try:
+        model.fit(*digits(), batch_size=32, epochs=2, verbose=0, callbacks=plans)
+    except gc.WorkersDisagreeError as error:
+        report(str(error))
+"""
+
+
 def test_workers_end_at_the_start_if_one_does_not_plan():
-    for worker in run_workers(PROGRAM.with_stem("one_plans"), 2):
+    for worker in run_workers(_ONE_PLANS, 2):
         assert "LayerwisePlan(every='epoch')" in result(worker)
         assert "nobody" in result(worker)
 

@@ -22,7 +22,7 @@ from tf_gradcomp.private import tensorflow as tf_private
 
 LIBRARY = str(Path(gc.__file__).parent)
 OLDER = [
-    *((f"{room}/strategy.py", "run") for room in ("strategy", "keras/common")),
+    ("strategy/strategy.py", "run"),
     ("keras/common/fit.py", "fit"),
 ]
 ENCODERS = ("AdaCompEncode", "PowerSgdLeft")
