@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tf_gradcomp.strategy import strategy as strategy_module
-from tf_gradcomp.strategy.data import copied
+from tf_gradcomp.strategy.input_data import copied
 
 COLUMNS = 16  # of float32: rows, and so all parts, are as aligned as the whole
 SPEC = tf.TensorSpec((4, COLUMNS), tf.float32)

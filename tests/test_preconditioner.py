@@ -11,7 +11,7 @@ import tf_gradcomp as gc
 from tests.bounds import adam_bound, assert_close
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
-from tf_gradcomp.keras.common.precondition import preconditioner_for
+from tf_gradcomp.keras.common.second_moments import preconditioner_for
 from tf_gradcomp.keras.keras3.adam import STEPS, momentum_only
 from tf_gradcomp.private import keras3 as keras_private
 

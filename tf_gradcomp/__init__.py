@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
-    from tf_gradcomp.keras.common.policy import Policy
+    from tf_gradcomp.keras.common.model_policy import Policy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras.local.gossip import Gossip
-    from tf_gradcomp.keras.local.settings import LocalSteps
+    from tf_gradcomp.keras.local.local_steps import LocalSteps
     from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
     from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy
 
@@ -45,9 +45,9 @@ _HOME = {
     "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.local.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
-    "LocalSteps": "tf_gradcomp.keras.local.settings",
+    "LocalSteps": "tf_gradcomp.keras.local.local_steps",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.strategy.strategy",
-    "Policy": "tf_gradcomp.keras.common.policy",
+    "Policy": "tf_gradcomp.keras.common.model_policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.agreement",
     "advise": "tf_gradcomp.keras.common.advise",
     "broadcast_initial_state": "tf_gradcomp.keras.common.initial_state",

@@ -86,7 +86,7 @@ def install_patches() -> None:
     Raises:
         UntestedVersionError: If a function that training needs is missing or has changed.
     """
-    importlib.import_module("tf_gradcomp.strategy.data")
+    importlib.import_module("tf_gradcomp.strategy.input_data")
     for name in ("training", "files"):
         keras_module(name)
     apply(PATCHES, _VERSIONS, _REMEDY, log_warning)

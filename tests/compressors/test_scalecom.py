@@ -9,7 +9,7 @@ from tests.compressors.lockstep import Lockstep, specs_of
 from tests.reference.leader import leader
 from tf_gradcomp.compressors import AdaComp, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.keras.common.policy import Policy
+from tf_gradcomp.keras.common.model_policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
 

@@ -12,7 +12,7 @@ from tests.compressors.test_conformance import assert_as_oracle, random_gradient
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY, StateSpec
 from tf_gradcomp.compressors.top_k_coding import words_of
-from tf_gradcomp.keras.common.policy import Policy
+from tf_gradcomp.keras.common.model_policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
 

@@ -24,7 +24,7 @@ from tests.distributed.local_learners import (
 )
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
-from tf_gradcomp.keras.local.settings import check_can_be_local
+from tf_gradcomp.keras.local.local_steps import check_can_be_local
 
 # How often a step rounds a value. PowerSGD sums the products of a row, and of a column, twice.
 ROUNDED = {"cast": 3, "power_sgd": 2 * (40 + 8), "qsgd": 3}

@@ -28,8 +28,13 @@ from tf_gradcomp.keras.common.inner import (
     in_loss_scaler,
     warn_of_lost_zeros,
 )
-from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
-from tf_gradcomp.keras.local.settings import LocalSteps, Schedule, check_can_be_local, check_method
+from tf_gradcomp.keras.common.second_moments import AUTO, preconditioner_for
+from tf_gradcomp.keras.local.local_steps import (
+    LocalSteps,
+    Schedule,
+    check_can_be_local,
+    check_method,
+)
 from tf_gradcomp.keras_version import (
     IS_KERAS_2,
     install_patches,

@@ -18,8 +18,9 @@ from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
-from tf_gradcomp.keras.common.precondition import inner_state
+from tf_gradcomp.keras.common.second_moments import inner_state
 from tf_gradcomp.keras.local.fragments import due_after, split
+from tf_gradcomp.keras.local.local_steps import LocalSteps, length_at
 from tf_gradcomp.keras.local.rounds import (
     decay,
     finite_or_zero,
@@ -28,7 +29,6 @@ from tf_gradcomp.keras.local.rounds import (
     has_gradients_left,
     local_share,
 )
-from tf_gradcomp.keras.local.settings import LocalSteps, length_at
 from tf_gradcomp.keras_version import keras, keras_private
 
 Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]

@@ -21,7 +21,7 @@ from tf_gradcomp.exchange.replica import ReplicaStep
 from tf_gradcomp.exchange.step import Observe
 from tf_gradcomp.keras.callbacks.shared import find_exchange
 from tf_gradcomp.keras.local.gossip import Gossip, settings_of
-from tf_gradcomp.keras.local.settings import LocalSteps
+from tf_gradcomp.keras.local.local_steps import LocalSteps
 from tf_gradcomp.keras_version import keras
 
 

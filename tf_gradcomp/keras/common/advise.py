@@ -15,7 +15,7 @@ from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.inner import in_loss_scaler
-from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
+from tf_gradcomp.keras.common.second_moments import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.wrappers import compressed_in
 from tf_gradcomp.keras_version import keras
 from tf_gradcomp.policy import LayerPolicy, checked_policy

@@ -40,7 +40,7 @@ from tf_gradcomp.keras.common.inner import (
     warn_of_lost_zeros,
 )
 from tf_gradcomp.keras.common.local_optimizer import LocalStepsMixin
-from tf_gradcomp.keras.common.precondition import (
+from tf_gradcomp.keras.common.second_moments import (
     AUTO,
     check_moments_not_taken,
     check_unchanged,
@@ -49,7 +49,7 @@ from tf_gradcomp.keras.common.precondition import (
     take_moments,
 )
 from tf_gradcomp.keras.local.gossip import uses_compressor
-from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
+from tf_gradcomp.keras.local.local_steps import LocalSteps, Schedule
 from tf_gradcomp.keras_version import install_patches, keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 

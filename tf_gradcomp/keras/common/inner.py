@@ -17,7 +17,7 @@ from tf_gradcomp.compressors.stages import leaf_stages
 from tf_gradcomp.exchange.gradients import path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError, digest
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common.precondition import check_moments_not_taken
+from tf_gradcomp.keras.common.second_moments import check_moments_not_taken
 from tf_gradcomp.keras_version import IS_KERAS_2, NAME, keras, keras_private
 
 _WHAT_HOROVOD_DOES = (

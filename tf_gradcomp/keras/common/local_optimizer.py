@@ -20,8 +20,8 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality, saved_state
 from tf_gradcomp.keras.local.gossip import Gossip, method_for_gradients, settings_of
+from tf_gradcomp.keras.local.local_steps import check_can_be_local, check_method
 from tf_gradcomp.keras.local.rounds import ResidualUnits, Rounds
-from tf_gradcomp.keras.local.settings import check_can_be_local, check_method
 from tf_gradcomp.keras_version import keras
 from tf_gradcomp.private import tensorflow as tf_private
 

@@ -15,7 +15,7 @@ from tf_gradcomp.keras.common import (
     summing,
 )
 from tf_gradcomp.keras.common.data import check_batches
-from tf_gradcomp.keras.common.precondition import check_moments_not_taken
+from tf_gradcomp.keras.common.second_moments import check_moments_not_taken
 from tf_gradcomp.private import keras2 as keras_private
 from tf_gradcomp.private.patching import patch
 from tf_gradcomp.strategy.compressed_all_reduce import with_missing

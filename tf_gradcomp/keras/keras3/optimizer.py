@@ -27,7 +27,7 @@ from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.keras3 import steps
 from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
 from tf_gradcomp.keras.local.gossip import new_rounds
-from tf_gradcomp.keras.local.settings import LocalSteps
+from tf_gradcomp.keras.local.local_steps import LocalSteps
 from tf_gradcomp.private import keras3 as keras_private
 
 

@@ -16,7 +16,7 @@ from tf_gradcomp.keras.common import (
 )
 from tf_gradcomp.keras.common.data import warn_of_empty_batch
 from tf_gradcomp.keras.common.inner import check_not_inside
-from tf_gradcomp.keras.common.precondition import check_moments_not_taken
+from tf_gradcomp.keras.common.second_moments import check_moments_not_taken
 from tf_gradcomp.keras.keras3 import steps
 from tf_gradcomp.keras.keras3.data import reading  # noqa: F401  # of `fit`
 from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer

@@ -32,6 +32,7 @@ from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.local.fragments import Fragment
+from tf_gradcomp.keras.local.local_steps import LocalSteps, Schedule
 from tf_gradcomp.keras.local.rounds import (
     LocalOptimizer,
     ResidualUnits,
@@ -39,7 +40,6 @@ from tf_gradcomp.keras.local.rounds import (
     drift,
     refuse_weights,
 )
-from tf_gradcomp.keras.local.settings import LocalSteps, Schedule
 from tf_gradcomp.private import tensorflow as tf_private
 
 RING = "ring"

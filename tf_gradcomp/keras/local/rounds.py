@@ -32,7 +32,7 @@ from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.local.fragments import Fragment, due_after, split
-from tf_gradcomp.keras.local.settings import LocalSteps, length_at
+from tf_gradcomp.keras.local.local_steps import LocalSteps, length_at
 from tf_gradcomp.private import tensorflow as tf_private
 
 
