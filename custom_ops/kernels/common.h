@@ -25,7 +25,7 @@ struct Status {
 
 template <typename... Parts>
 std::string Concat(const Parts&... parts) {
-  std::ostringstream stream;
+  std::ostringstream stream(std::ios_base::out);
   (stream << ... << parts);
   return stream.str();
 }
