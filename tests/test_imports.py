@@ -12,6 +12,7 @@ pytestmark = pytest.mark.quick
 ROOT = Path(tf_gradcomp.__file__).parent
 # From the lowest to the highest. A file of the package's own folder is a room by itself.
 ROOMS = [
+    "keras_backend",
     "ops",
     "environment",
     "stall_reports",

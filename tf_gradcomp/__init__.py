@@ -20,6 +20,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from tf_gradcomp import keras_backend
+
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
     from tf_gradcomp.advice.cost_model import Advice
@@ -97,6 +99,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+keras_backend.check()
 if {"keras", "tf_keras"} & sys.modules.keys():  # so that load_model finds the saved classes
     with contextlib.suppress(ImportError):  # which is raised again when a class is used
         __getattr__("CompressedOptimizer")
