@@ -6,11 +6,11 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /build
-RUN pip install --no-cache-dir "tensorflow-cpu>=2.17,<2.22" "setuptools>=77" wheel
-COPY pyproject.toml setup.py README.md ./
+RUN pip install --no-cache-dir "tensorflow-cpu>=2.17,<2.22"
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY custom_ops custom_ops
 COPY tf_gradcomp tf_gradcomp
-RUN pip install --no-cache-dir --no-build-isolation . && gradcomp info
+RUN pip install --no-cache-dir . && gradcomp info
 
 # Not the folder with the sources, which would hide the installed package.
 WORKDIR /work

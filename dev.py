@@ -12,9 +12,8 @@
     python3 dev.py kernels                 # whether a kernel is far slower than recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
-    python3 dev.py wheel                   # a wheel for the newest TensorFlow, in dist/
-    python3 dev.py wheel 2.20 2.21         # for these; `all` is for all with Keras 3
-    python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
+    python3 dev.py wheel                   # a wheel for all supported TensorFlows, in dist/
+    python3 dev.py wheel --check           # and installs it into fresh environments, and trains
 
 Needs only Python and a C++ compiler, because this program uses only the standard library. The
 environment is a folder next to this file (`.venv`), which is rebuilt only after a change.
@@ -38,6 +37,7 @@ import sys
 import sysconfig
 import tempfile
 import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +45,8 @@ ROOT = Path(__file__).resolve().parent
 BUILD_NEEDS = ("setuptools>=77", "wheel")
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
 PYTEST = ["-m", "pytest", "-n", "2"]  # in two processes, see tests/conftest.py
-KEPT_OBJECTS = ROOT / "build" / "objects"  # of kernels, for all environments: see setup.py
-LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
+KEPT_OBJECTS = ROOT / "build" / "objects"  # for all environments and the wheel: see setup.py
+LIBRARIES = "tf_gradcomp/ops/_tf_gradcomp_ops_*.so"
 HOROVOD = "horovod==0.28.1"
 HOROVOD_NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
 # Horovod uses gloo, which it contains. Building takes two minutes of CPU time with HOROVOD_DEBUG,
@@ -79,6 +79,8 @@ if(PROJECT_NAME STREQUAL gloo)
   set_property(DIRECTORY PROPERTY EXCLUDE_FROM_ALL TRUE)
 endif()
 """
+# Of TensorFlow's package: its name and version, the library to link with, and headers.
+NEEDED = re.compile(r".*\.dist-info/|tensorflow/(libtensorflow_framework|include/(?!external/))")
 KERAS_NIGHTLY = "keras-nightly"
 TESTED_KERAS = "3.15"
 EXAMPLE = ["-m", "tf_gradcomp.cli", "run", "-n", "2", "keras_examples/minimal.py"]
@@ -155,7 +157,7 @@ def main() -> int:
     # uv does not compile bytecode, so the first import does and must keep it for later imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments.commands is None:
-        return make_wheels(arguments)
+        return make_wheel(arguments.check)
     target = getattr(arguments, "target", NEWEST)
     check_python(target)
     compiler = find_compiler()
@@ -315,100 +317,115 @@ def parse_arguments() -> argparse.Namespace:
                 action="store_false",
                 help="build no Horovod, and so skip the tests that need it",
             )
-    subparser = subparsers.add_parser("wheel", help="build wheels", description="Build wheels.")
+    description = "build one wheel for all supported versions of TensorFlow"
+    subparser = subparsers.add_parser("wheel", help=description, description=description)
     subparser.set_defaults(commands=None)
-    subparser.add_argument(
-        "tensorflow",
-        nargs="*",
-        choices=[*TARGETS, "all", []],
-        metavar="MINOR",
-        help=f"for these versions: {', '.join(TARGETS)}, or all (the newest)",
-    )
     subparser.add_argument(
         "--check",
         action="store_true",
-        help="install each into a fresh environment without a compiler, and train there",
+        help="install it into fresh environments without a compiler, and train there",
     )
     return parser.parse_args()
 
 
-def make_wheels(arguments: argparse.Namespace) -> int:
-    """Builds the requested wheels, and prints their paths."""
-    names = arguments.tensorflow or list(TARGETS)[-1:]
-    targets = [TARGETS[name] for name in (TARGETS if "all" in names else names)]
-    for target in targets:
-        check_python(target)
+def make_wheel(check: bool) -> int:
+    """Builds a wheel that holds an op library for each supported version of TensorFlow."""
+    check_python(NEWEST)
     compiler = find_compiler()
-    for target in targets:
-        with locked(target.folder):
-            prepare(target, ("wheel",), compiler)
-            wheel = make_wheel(target)
-        print(f"Built {wheel.relative_to(ROOT)}", flush=True)
-        if arguments.check and (code := check_wheel(target, wheel)):
-            return code
-    return 0
-
-
-def make_wheel(target: Target) -> Path:
-    """A wheel in `dist`, for many Linux systems if auditwheel can make it that."""
-    local = f"tf{target.tensorflow.removesuffix('.*')}"
-    variables = {
-        **os.environ,
-        "TF_GRADCOMP_BUILT_LIBRARY": str(target.tree / LIBRARY),
-        "TF_GRADCOMP_LOCAL_VERSION": local,
-    }
     dist = ROOT / "dist"
     dist.mkdir(exist_ok=True)
-    for earlier in dist.glob(f"*+{local}-*.whl"):
-        earlier.unlink()
-    with tempfile.TemporaryDirectory() as folder:
-        tree, wheels = Path(folder, "source"), Path(folder, "made")
-        copy_tree(tree)  # the version in this copy is the wheel's version
-        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(tree)]
-        pip(target, "wheel", f"the wheel for TensorFlow {target.tensorflow}", options, variables)
-        (wheel,) = wheels.glob("*.whl")
-        path = os.pathsep.join([str(target.folder / "bin"), os.environ.get("PATH", os.defpath)])
-        options = ["--wheel-dir", str(dist), "--exclude", "libtensorflow*"]
-        repaired = subprocess.run(
-            [target.python, "-m", "auditwheel", "repair", *options, str(wheel)],
-            env={**os.environ, "PATH": path},  # auditwheel calls patchelf
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if repaired.returncode:
-            print(f"The wheel is for systems like this one only:\n{repaired.stdout}", flush=True)
-            shutil.copy(wheel, dist)
-    (found,) = dist.glob(f"*+{local}-*.whl")
+    with locked(NEWEST.folder):
+        prepare(NEWEST, ("wheel",), compiler)
+        unpacked = unpack_tensorflows(wheel_cache().with_name("tensorflows"))
+        with tempfile.TemporaryDirectory() as folder:
+            tree, made = Path(folder, "source"), Path(folder, "made")
+            copy_tree(tree)
+            variables = {
+                **build_environment(compiler),
+                "TF_GRADCOMP_KEPT_OBJECTS": str(KEPT_OBJECTS),
+                "TF_GRADCOMP_UNPACKED_TENSORFLOWS": os.pathsep.join(map(str, unpacked)),
+            }
+            options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(tree)]
+            pip(NEWEST, "wheel", "the wheel", options, variables)
+            (wheel,) = made.glob("*.whl")
+            for earlier in dist.glob("tf_gradcomp-*.whl"):
+                earlier.unlink()
+            make_portable(wheel, dist)
+    (wheel,) = dist.glob("tf_gradcomp-*.whl")
+    print(f"Built {wheel.relative_to(ROOT)}", flush=True)
+    return check_wheel(wheel) if check else 0
+
+
+def unpack_tensorflows(folder: Path) -> list[Path]:
+    """Downloads each supported TensorFlow, and keeps what the ops are built with."""
+    minors = [minor_of(target.tensorflow) for target in (KERAS2, *TARGETS.values())]
+    found = []
+    for major, minor in minors:
+        unpacked = folder / f"{major}.{minor}"
+        found.append(unpacked)
+        if unpacked.exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as making:
+            # Each version is there for this Python; any other has the same headers.
+            python = ["--only-binary", ":all:", "--python-version", "3.11"]
+            package = f"{tensorflow_package()}=={major}.{minor}.*"
+            options = ["--no-deps", "--no-cache-dir", *python, "--dest", making, package]
+            pip(NEWEST, "download", package, options)
+            (wheel,) = Path(making).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(f"{making}/unpacked", filter(NEEDED.match, archive.namelist()))
+            Path(making, "unpacked").replace(unpacked)
     return found
 
 
-def check_wheel(target: Target, wheel: Path) -> int:
-    """Trains on two workers with the wheel, in an environment with no compiler; the exit code.
+def make_portable(wheel: Path, dist: Path) -> None:
+    """Writes the wheel to `dist`, for the oldest Linux systems that auditwheel finds it fit for."""
+    path = os.pathsep.join([str(NEWEST.folder / "bin"), os.environ.get("PATH", os.defpath)])
+    options = ["--wheel-dir", str(dist), "--exclude", "libtensorflow*"]
+    repaired = subprocess.run(
+        [NEWEST.python, "-m", "auditwheel", "repair", *options, str(wheel)],
+        env={**os.environ, "PATH": path},  # auditwheel calls patchelf
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if repaired.returncode:
+        print(f"The wheel is for systems like this one only:\n{repaired.stdout}", flush=True)
+        shutil.copy(wheel, dist)
 
-    The environment is new, but sees the packages of the one that the wheel was built in, TensorFlow
-    above all. Its own come first, so that `tf_gradcomp` is the wheel's.
+
+def check_wheel(wheel: Path) -> int:
+    """Trains on two workers with the newest and the oldest TensorFlow; returns the exit code.
+
+    Each has a new environment without a compiler, with this Python if TensorFlow supports it.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = dataclasses.replace(target, folder=Path(folder, "venv"))
-        make_environment(fresh.folder)
-        (packages,) = fresh.folder.glob("lib/python*/site-packages")
-        (borrowed,) = target.folder.glob("lib/python*/site-packages")
-        pip(fresh, "install", wheel.name, ["--no-deps", str(wheel)], {"PATH": "", "CXX": "false"})
-        (packages / "borrowed.pth").write_text(f"{borrowed}\n")
-        example = shutil.copy(ROOT / "keras_examples" / "minimal.py", folder)
-        where = (
-            "import sys, tf_gradcomp as gc; print(gc.__version__, gc.__file__); "
-            "sys.exit(not gc.__file__.startswith(sys.prefix))"
-        )
-        for arguments in (
-            ["-c", where],
-            ["-m", "tf_gradcomp.cli", "info"],
-            ["-m", "tf_gradcomp.cli", "run", "-n", "2", example],
-        ):
-            if code := run([fresh.python, *arguments], Path(folder)):
-                return code
+    where = (
+        "import sys, tf_gradcomp as gc; print(gc.__version__, gc.__file__); "
+        "sys.exit(not gc.__file__.startswith(sys.prefix))"
+    )
+    for target in (NEWEST, OLDEST):
+        oldest, newest = target.pythons
+        if not oldest <= sys.version_info[:2] <= newest:
+            print(f"TensorFlow {target.tensorflow} is not checked: this Python is too new.")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = dataclasses.replace(target, folder=Path(folder, "venv"))
+            make_environment(fresh.folder)
+            variables = {**os.environ, "PATH": str(fresh.folder / "bin"), "CXX": "false"}
+            pip(fresh, "install", "uv, which installs the rest", ["uv"])
+            packages = [*packages_of(target), str(wheel)]
+            pip(fresh, "install", f"{packages[0]} and {wheel.name}", packages, variables)
+            example = shutil.copy(ROOT / "keras_examples" / "minimal.py", folder)
+            gradcomp = shutil.which("gradcomp", path=variables["PATH"]) or "gradcomp"
+            for command in (
+                [fresh.python, "-c", where],
+                [gradcomp, "info"],
+                [gradcomp, "run", "-n", "2", example],
+            ):
+                if code := run(command, Path(folder), variables):
+                    return code
     return 0
 
 
@@ -462,7 +479,7 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
     if not target.in_place:
         copy_tree(target.tree)
     digest = inputs_digest(target)
-    fits = installed["digest"] == digest and (target.tree / LIBRARY).exists()
+    fits = installed["digest"] == digest and any(target.tree.glob(LIBRARIES))
     missing = sorted({*extras} - {*installed["extras"]})
     if fits and not missing:
         return
@@ -620,12 +637,12 @@ def pip(
     arguments: list[str],
     variables: dict[str, str] | None = None,
 ) -> None:
-    """Installs or builds a wheel; prints pip's output only if it fails.
+    """Installs, downloads or builds a package; prints pip's output only if it fails.
 
     uv installs in a tenth of pip's time. What it cannot install, as where pip alone is told of an
     index of packages, pip does.
     """
-    doing = {"install": "Installing", "wheel": "Building"}[action]
+    doing = {"download": "Downloading", "install": "Installing", "wheel": "Building"}[action]
     print(f"{doing} {what}, in {target.folder.name} ...", flush=True)
     by_pip = [target.python, "-m", "pip", action, "--disable-pip-version-check", *arguments]
     by_uv = [target.python, "-m", "uv", "pip", "install", "--python", target.python, *arguments]
@@ -668,12 +685,11 @@ def inputs_digest(target: Target) -> str:
 
 def copy_tree(tree: Path) -> None:
     """Copies the current source tree, and keeps the op library that was built in the copy."""
-    library = tree / LIBRARY
-    built = library.read_bytes() if library.exists() else None
+    built = {library: library.read_bytes() for library in tree.glob(LIBRARIES)}
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    if built is not None:
-        library.write_bytes(built)
+    for library, content in built.items():
+        library.write_bytes(content)
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> int:

@@ -2,17 +2,21 @@
 
 import contextlib
 import importlib.util
+import os
 import re
 import runpy
 import shutil
+import site
 import sys
-import types
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "tf_gradcomp/ops/_tf_gradcomp_ops_2_21.so"
 
 
 @pytest.fixture
@@ -178,45 +182,142 @@ def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
     assert arguments.commands == [dev.PYTEST]
 
 
-def test_wheels_are_built_for_the_tensorflows_with_keras_3(dev, monkeypatch):
-    created = []
-    monkeypatch.setattr(dev, "check_python", lambda target: None)
+@pytest.fixture
+def built_wheel(dev, monkeypatch, tmp_path):
+    """Builds a wheel without compiling, downloading or installing; returns what pip was asked."""
+    calls = []
+
+    def pip(target, action, what, arguments, variables=None):
+        calls.append((action, arguments, variables))
+        if action == "download":
+            version = arguments[-1].partition("==")[2].replace("*", "0")
+            folder = Path(arguments[arguments.index("--dest") + 1])
+            with zipfile.ZipFile(folder / "tensorflow.whl", "w") as archive:
+                facts = f"tensorflow-{version}.dist-info"
+                archive.writestr(f"{facts}/top_level.txt", "tensorflow\n")
+                archive.writestr(f"{facts}/METADATA", f"Version: {version}\n")
+                for name in ("include/op.h", "include/external/curl.h", "python/ops.so"):
+                    archive.writestr(f"tensorflow/{name}", "")
+        elif action == "wheel":
+            made = Path(arguments[arguments.index("--wheel-dir") + 1])
+            made.mkdir()
+            (made / "tf_gradcomp-1-new.whl").touch()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "pip", pip)
+    monkeypatch.setattr(dev, "locked", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr(dev, "copy_tree", lambda tree: None)
+    monkeypatch.setattr(dev, "make_portable", lambda wheel, dist: shutil.move(wheel, dist))
+    for name in ("check_python", "prepare"):
+        monkeypatch.setattr(dev, name, lambda *_: None)
     monkeypatch.setattr(dev, "find_compiler", lambda: "g++")
-    monkeypatch.setattr(dev, "prepare", lambda *_: None)
-    monkeypatch.setattr(
-        dev,
-        "make_wheel",
-        lambda target: created.append(target.tensorflow) or dev.ROOT / "dist" / "w",
-    )
-    for argv, versions in (
-        ([], ["2.21.*"]),
-        (["2.18", "2.20"], ["2.18.*", "2.20.*"]),
-        (["all"], [f"2.{minor}.*" for minor in range(17, 22)]),
-    ):
-        created.clear()
-        monkeypatch.setattr(sys, "argv", ["dev.py", "wheel", *argv])
+
+    def build(*options):
+        calls.clear()
+        monkeypatch.setattr(sys, "argv", ["dev.py", "wheel", *options])
         assert dev.main() == 0
-        assert created == versions
-    (supported,) = re.findall(r"^SUPPORTED = (.*)$", (ROOT / "setup.py").read_text(), re.M)
-    keras_2_version, *others = eval(supported)
-    assert keras_2_version == (2, 15)
-    assert list(dev.TARGETS) == [f"{major}.{minor}" for major, minor in others]
+        return calls
+
+    return build
+
+
+def test_the_wheel_is_built_with_each_supported_tensorflow(built_wheel, tmp_path):
+    *_, (action, _, variables) = built_wheel()
+    assert action == "wheel"
+    folders = variables["TF_GRADCOMP_UNPACKED_TENSORFLOWS"].split(os.pathsep)
+    setup = run_setup(TF_GRADCOMP_UNPACKED_TENSORFLOWS=os.pathsep.join(folders))
+    versions = [f"{major}.{minor}.0" for major, minor in setup["SUPPORTED"]]
+    assert setup["TENSORFLOWS"] == dict(zip(versions, folders, strict=True))
+    unpacked = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert unpacked == {"METADATA", "top_level.txt", "op.h"}
+    (wheel,) = (tmp_path / "dist").iterdir()
+    wheel.rename(wheel.with_name("tf_gradcomp-0-earlier.whl"))
+    assert [action for action, *_ in built_wheel()] == ["wheel"]  # nothing is downloaded again
+    assert [*(tmp_path / "dist").iterdir()] == [wheel]
+
+
+def test_the_wheel_is_checked_with_the_newest_and_the_oldest_tensorflow_and_no_compiler(
+    dev, built_wheel, monkeypatch
+):
+    ran = []
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    monkeypatch.setattr(dev, "make_environment", lambda folder: None)
+    monkeypatch.setattr(dev, "run", lambda command, *_: ran.append(command[1:]))
+    monkeypatch.setattr(shutil, "copy", lambda source, folder: source)
+    calls = built_wheel("--check")
+    installed = [arguments for action, arguments, _ in calls if action == "install"]
+    wheel = str(dev.ROOT / "dist" / "tf_gradcomp-1-new.whl")
+    for target, (*_, packages) in ((dev.NEWEST, installed[:2]), (dev.OLDEST, installed[2:])):
+        assert packages == [*dev.packages_of(target), wheel]
+    *_, (_, _, variables) = calls
+    assert Path(variables["PATH"]).parts[-2:] == ("venv", "bin")
+    assert [arguments[0] for arguments in ran] == ["-c", "info", "run"] * 2
+
+
+def run_setup(**variables):
+    """The names that setup.py defines, without building anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(setuptools, "setup", lambda **_: None)
+        for name in ("TF_GRADCOMP_UNPACKED_TENSORFLOWS", "CXX"):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        return runpy.run_path("setup.py")
+
+
+@pytest.fixture
+def installed_tensorflow(monkeypatch, tmp_path):
+    """Makes setup.py find this version in the environment, or none."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    without = [path for path in sys.path if not Path(path, "tensorflow").is_dir()]
+    monkeypatch.setattr(sys, "path", without)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: "/nowhere")
+
+    def install(version):
+        shutil.rmtree(tmp_path)
+        packages = {"tensorflow_addons": "0.23.0", **({"tensorflow": version} if version else {})}
+        for name, one in packages.items():
+            facts = tmp_path / f"{name}-{one}.dist-info"
+            facts.mkdir(parents=True)
+            (facts / "METADATA").write_text(f"Name: {name}\nVersion: {one}\n")
+            (facts / "top_level.txt").write_text(f"{name}\n")
+            (tmp_path / name / "include").mkdir(parents=True)
+
+    return install
 
 
 @pytest.mark.parametrize("version", ["2.21.1", "2.22.0-rc0", "3.0.0", "2.16.2", "1.15.5"])
-def test_the_ops_are_built_for_newer_tensorflows_with_a_warning(monkeypatch, capsys, version):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
-    monkeypatch.setitem(sys.modules, "tensorflow", types.SimpleNamespace(__version__=version))
-    import_tensorflow = runpy.run_path("setup.py")["import_tensorflow"]
+def test_the_ops_are_built_for_newer_tensorflows_with_a_warning(
+    installed_tensorflow, capsys, tmp_path, version
+):
+    installed_tensorflow(version)
     if version < "2.17":
         with pytest.raises(SystemExit, match=rf"supports TensorFlow .*; found {version}: install"):
-            import_tensorflow()
+            run_setup()
         return
-    assert import_tensorflow().__version__ == version
+    assert run_setup()["TENSORFLOWS"] == {version: str(tmp_path)}
     warning = capsys.readouterr().err
     assert warning.count("\n") == (version != "2.21.1")
     assert f"2.21, and is built for {version}, which is newer." in warning or not warning
+
+
+def test_without_tensorflow_or_a_compiler_a_build_says_so_before_all_else(
+    installed_tensorflow, monkeypatch
+):
+    installed_tensorflow(None)
+    with pytest.raises(SystemExit, match=r"^tf_gradcomp needs TensorFlow .*or install a wheel"):
+        run_setup()
+    with pytest.raises(
+        SystemExit, match=r"^tf_gradcomp needs a C\+\+ compiler, .*no/such"
+    ) as named:
+        run_setup(CXX="/no/such/compiler")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"apt install g\+\+.*or install a wheel") as error:
+        run_setup()
+    for one in (named, error):
+        assert_one_sentence(one)
 
 
 def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
@@ -230,7 +331,7 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
 
     monkeypatch.setattr(dev, "pip", pip)
     monkeypatch.setattr(dev, "make_environment", lambda folder: make_fake_environment(folder))
-    for name in ("setup.py", "pyproject.toml", str(dev.LIBRARY)):
+    for name in ("setup.py", "pyproject.toml", LIBRARY):
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_text("")
     project = "[project.optional-dependencies]\nexamples = ['plots']\ntest = ['runner', 'timer']\n"
@@ -248,7 +349,7 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     assert not installs("examples", "test")
     (tree / "setup.py").write_text("2")
     assert f"{tree}[examples,test]" in installs("test")
-    (tree / dev.LIBRARY).unlink()
+    (tree / LIBRARY).unlink()
     assert f"{tree}[examples,test]" in installs("test")
 
 
@@ -301,13 +402,13 @@ def make_fake_environment(folder):
 def test_the_copy_of_the_tree_keeps_its_own_op_library(dev, monkeypatch, tmp_path):
     source, copy = tmp_path / "source", tmp_path / "copy"
     for root, content in ((source, "newest"), (copy, "oldest")):
-        (root / dev.LIBRARY).parent.mkdir(parents=True)
-        (root / dev.LIBRARY).write_text(content)
+        (root / LIBRARY).parent.mkdir(parents=True)
+        (root / LIBRARY).write_text(content)
     (source / "tests").mkdir()
     (source / "tests" / "test_new.py").touch()
     (copy / "deleted.py").touch()
     monkeypatch.setattr(dev, "ROOT", source)
     dev.copy_tree(copy)
-    assert (copy / dev.LIBRARY).read_text() == "oldest"
+    assert (copy / LIBRARY).read_text() == "oldest"
     assert (copy / "tests" / "test_new.py").exists()
     assert not (copy / "deleted.py").exists()

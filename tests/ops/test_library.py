@@ -9,7 +9,8 @@ from tests.workers import result, run_workers
 from tf_gradcomp.ops import library
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+REBUILD = "pip install --force-reinstall --no-deps ."
+OR_THE_WHEEL = "or install the wheel of tf_gradcomp"
 
 
 @pytest.fixture
@@ -39,27 +40,56 @@ def test_info_names_path_version_and_instruction_set():
     assert info.error is None
 
 
-@pytest.mark.parametrize("found", ["2.16.2", "2.99.0", "3.0.0"])
-def test_another_tensorflow_is_refused_with_both_versions_and_the_command(load, found):
-    built = library.built_for(library.PATH)
+@pytest.fixture
+def load_with_libraries(load, tmp_path):
+    """Loads with a TensorFlow of one version, beside libraries for others."""
+
+    def load_for(found, *built):
+        for version in built:
+            (tmp_path / library.path_for(version).name).touch()
+        return load(__version__=found, PATH=tmp_path / library.path_for(found).name)
+
+    return load_for
+
+
+def test_a_library_for_another_tensorflow_is_named_with_what_to_do(load_with_libraries):
     with pytest.raises(ImportError, match=re.escape(REBUILD)) as caught:
-        load(__version__=found)
-    assert f"built for TensorFlow {built}, and TensorFlow {found} was found" in str(caught.value)
+        load_with_libraries("2.20.1", "2.21.0")
+    assert "built for TensorFlow 2.21, and TensorFlow 2.20.1 was found" in str(caught.value)
+    assert OR_THE_WHEEL in str(caught.value)
+
+
+@pytest.mark.parametrize("found", ["2.16.2", "2.99.0-rc1", "3.0.0"])
+def test_a_wheel_refuses_an_unsupported_tensorflow_with_the_supported_ones(
+    load_with_libraries, found
+):
+    with pytest.raises(ImportError) as caught:
+        load_with_libraries(found, "2.17.1", "2.9.0", "2.21.0")
+    message = str(caught.value)
+    assert f"built for TensorFlow 2.9, 2.17, 2.21, and TensorFlow {found} was found" in message
+    assert 'Install one of these: pip install "tensorflow-cpu==2.21.*" (or tensorflow).' in message
+    assert REBUILD not in message
+
+
+def test_the_library_of_the_minor_version_is_taken():
+    names = [library.path_for(version).name for version in ("2.17.1", "2.21.0", "2.22.0-rc1")]
+    assert names == [f"_tf_gradcomp_ops_2_{minor}.so" for minor in (17, 21, 22)]
 
 
 def test_another_patch_release_is_accepted(load):
-    minor = ".".join(tf.__version__.split(".")[:2])
-    load(__version__=f"{minor}.99")
+    found = ".".join([*tf.__version__.split(".")[:2], "99"])
+    load(__version__=found, PATH=library.path_for(found))
 
 
 def test_a_missing_library_is_reported(load, tmp_path):
     with pytest.raises(ImportError, match="are not built") as caught:
-        load(PATH=tmp_path / "_tf_gradcomp_ops.so")
+        load(PATH=tmp_path / library.PATH.name)
     assert REBUILD in str(caught.value)
+    assert OR_THE_WHEEL in str(caught.value)
 
 
 def test_a_damaged_library_is_refused_with_the_command(load, tmp_path):
-    damaged = tmp_path / "_tf_gradcomp_ops.so"
+    damaged = tmp_path / library.PATH.name
     damaged.write_bytes(library.PATH.read_bytes().replace(b"\x7fELF", b"\x7fELX", 1))
     with pytest.raises(ImportError, match="can't be loaded into TensorFlow") as caught:
         load(PATH=damaged)
@@ -68,7 +98,7 @@ def test_a_damaged_library_is_refused_with_the_command(load, tmp_path):
 
 def test_info_of_an_unusable_library_has_the_reason(load, tmp_path, monkeypatch):
     library.load.cache_clear()
-    monkeypatch.setattr(library, "PATH", tmp_path / "_tf_gradcomp_ops.so")
+    monkeypatch.setattr(library, "PATH", tmp_path / library.PATH.name)
     info = library.library_info()
     assert info.simd is None
     assert info.built_for is None

@@ -20,14 +20,23 @@ from types import ModuleType
 
 import tensorflow as tf
 
-PATH = Path(__file__).with_name("_tf_gradcomp_ops.so")
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
-REBUILD_EDITABLE = "pip install --no-build-isolation --no-deps -e ."
+FOLDER = Path(__file__).parent
+REBUILD = "pip install --force-reinstall --no-deps ."
+REBUILD_EDITABLE = "pip install --no-deps -e ."
 
+_NAME = "_tf_gradcomp_ops_{}_{}.so"  # setup.py gives it the minor version of TensorFlow
 _BUILD_INFO = re.compile(rb"tf_gradcomp built for TensorFlow ([^\0]+)\0")
 _NVRTC_PACKAGE = "nvidia.cuda_nvrtc"  # of tensorflow[and-cuda]
 SIMD_LIMITS = ("", "avx2", "portable")
 _CPU_FEATURES = ("avx2", "f16c", "avx512f", "avx512bw", "avx512vl", "asimd")
+
+
+def path_for(version: str) -> Path:
+    """The library for a version of TensorFlow, whether it is there or not."""
+    return FOLDER / _NAME.format(*version.split("."))
+
+
+PATH = path_for(tf.__version__)
 
 
 class LibraryError(ImportError):
@@ -55,8 +64,8 @@ def load() -> ModuleType:
     Raises:
         LibraryError: If the library is not there, or is for another TensorFlow.
     """
-    # TensorFlow's error on a library for another version is a raw symbol, so check beforehand.
-    _check_version(built_for(PATH), tf.__version__)
+    if not PATH.exists():
+        raise LibraryError(_why_missing())
     _check_simd_limit(os.environ.get("GRADCOMP_SIMD", ""))
     try:
         ops = tf.load_op_library(str(PATH))
@@ -88,19 +97,25 @@ def built_for(path: Path) -> str | None:
     return match.group(1).decode() if match else None
 
 
-def _check_version(built: str | None, found: str) -> None:
-    if built is None:
-        raise LibraryError(
-            f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. If this is "
-            "the source tree and tf_gradcomp is installed elsewhere, start your program in "
-            f"another folder, because this folder hides the installed package. {_how_to_rebuild()}"
+def _why_missing() -> str:
+    libraries = PATH.parent.glob(_NAME.format("*", "*"))
+    minors = sorted([int(part) for part in re.findall(r"\d+", path.name)] for path in libraries)
+    built = [".".join(map(str, minor)) for minor in minors]
+    if not built:
+        return (
+            f"The native ops of tf_gradcomp are not built: there is no {PATH}. If this is the "
+            "source tree and tf_gradcomp is installed elsewhere, start your program in another "
+            f"folder, because this folder hides the installed package. {_how_to_rebuild()}"
         )
-    if built.split(".")[:2] != found.split(".")[:2]:
-        raise LibraryError(
-            f"The native ops of tf_gradcomp were built for TensorFlow {built}, and TensorFlow "
-            f"{found} was found: ops work only with the minor version that they were built for. "
-            f"{_how_to_rebuild()}"
-        )
+    if len(built) == 1:
+        how = _how_to_rebuild()
+    else:
+        how = f'Install one of these: pip install "tensorflow-cpu=={built[-1]}.*" (or tensorflow).'
+    return (
+        f"The native ops of tf_gradcomp were built for TensorFlow {', '.join(built)}, and "
+        f"TensorFlow {tf.__version__} was found: ops work only with the minor version that they "
+        f"were built for. {how}"
+    )
 
 
 def _check_simd_limit(named: str) -> None:
@@ -114,8 +129,9 @@ def _check_simd_limit(named: str) -> None:
 
 def _how_to_rebuild() -> str:
     return (
-        f"To rebuild, run in the source directory: {REBUILD} "
-        f"(or, for an editable install: {REBUILD_EDITABLE})"
+        f"To rebuild, run in the source directory: {REBUILD} (or, for an editable install: "
+        f"{REBUILD_EDITABLE}), or install the wheel of tf_gradcomp, which has the ops for every "
+        "supported TensorFlow."
     )
 
 
