@@ -258,7 +258,7 @@ def parse_arguments() -> argparse.Namespace:
             "demo",
             "train on two workers, dense and compressed, and compare",
             ("examples",),
-            [["keras_examples/demo.py"]],
+            [["benchmarks/programs/demo.py"]],
         ),
         (
             "test",

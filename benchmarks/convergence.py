@@ -3,8 +3,8 @@
     python benchmarks/convergence.py digits --workers 2 --workers 4 --optimizer adam --optimizer sgd
     python benchmarks/convergence.py text --workers 4 --steps 4000 --seeds 1
 
-The programs of `keras_examples/` train in real worker processes on this machine, one job at a time.
-The measurements, the table and the curves go to `results/`.
+The programs of `benchmarks/programs/` train in real worker processes on this machine, one job at a
+time. The measurements, the table and the curves go to `results/`.
 
 Three ratios are given, whose differences docs/how_it_works.md explains:
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import turns
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
+sys.path.append(str(Path(__file__).resolve().parent / "programs"))
 
 import char_lstm
 import texts

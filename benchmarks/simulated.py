@@ -33,7 +33,7 @@ from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.policy import DENSE as DENSE_LAYER
 from tf_gradcomp.policy import GradientSpec
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
+sys.path.append(str(Path(__file__).resolve().parent / "programs"))
 
 import char_lstm
 import common

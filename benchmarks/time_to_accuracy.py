@@ -6,8 +6,8 @@
     python benchmarks/time_to_accuracy.py digits --local-steps 16 --local-steps 64 --delay 20
     python benchmarks/time_to_accuracy.py digits --seeds 3 --paces EARLIER.json
 
-The runs train the programs of `keras_examples/`. The benchmark measures the speed of each link, and
-then times the first steps of a run on it. Workers are behind links that `tc` shapes (see
+The runs train the programs of `benchmarks/programs/`. The benchmark measures the speed of each
+link, and then times the first steps of a run on it. Workers are behind links that `tc` shapes (see
 `network.py`; needs root), and that a relay delays with `--delay`. The quality of a run after
 each number of steps is measured once, in whole runs over the loopback, because the quality is the
 same on every link. The training time is the number of steps times the seconds per step, without

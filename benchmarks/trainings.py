@@ -24,7 +24,7 @@ from tf_gradcomp.launch import JobResult
 
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "results"  # which git ignores
-_EXAMPLES = _ROOT / "keras_examples"
+_PROGRAMS = Path(__file__).with_name("programs")
 LAST_EPOCHS = 5
 TABLE_ENTRY_BYTES = 8  # bytes of a payload for each tensor, without the codes
 SCALE_BYTES = 4  # bytes that the paper counts for each tensor
@@ -37,7 +37,7 @@ class Task:
 
     Attributes:
         name: Name of the task and of its files.
-        program: The example program.
+        program: The program in `programs`.
         metric: The name of the held-out metric in the history.
         label: Printed name of the metric.
         digits: Number of decimals to print.
@@ -70,7 +70,7 @@ TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adam
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training: its settings, and the example program's record.
+    """A training: its settings, and the program's record.
 
     With `local_steps`, workers exchange once in this number of steps.
     """
@@ -333,10 +333,10 @@ def _check(what: str, result: JobResult) -> None:
 
 
 def _command(run: Run) -> list[str]:
-    """Returns the command of the example program, with the run's arguments."""
+    """Returns the command of the program, with the run's arguments."""
     settings = ["--compressor", run.compressor, "--seed", str(run.seed)]
     if len(run.task.optimizers) > 1:
         settings += ["--optimizer", run.optimizer]
     if run.local_steps:
         settings += ["--local-steps", str(run.local_steps)]
-    return [sys.executable, str(_EXAMPLES / run.task.program), *settings]
+    return [sys.executable, str(_PROGRAMS / run.task.program), *settings]

@@ -125,7 +125,7 @@ WITH_A_CHIEF = """
 
 
 def test_of_a_chief_and_a_worker_the_chief_alone_prints_and_writes(tmp_path):
-    program = Path(__file__).resolve().parents[1] / "keras_examples" / "digits_cnn.py"
+    program = Path(__file__).resolve().parents[1] / "benchmarks" / "programs" / "digits_cnn.py"
     chief, worker = run_workers(WITH_A_CHIEF, args=[program, tmp_path])
     assert [path.name for path in tmp_path.iterdir()] == ["chief.json"]
     for line in ("Payload of one exchange", "Test accuracy"):

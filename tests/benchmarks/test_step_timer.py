@@ -1,4 +1,4 @@
-"""Tests the times of steps that the examples log."""
+"""Tests the times of steps that the programs log."""
 
 import math
 import runpy
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "keras_examples"
+PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "programs"
 
 
 @pytest.fixture
 def timed(monkeypatch):
     """Returns the logs of an epoch whose steps end at the given seconds."""
-    timer = runpy.run_path(str(EXAMPLES / "common.py"))["StepTimer"]()
+    timer = runpy.run_path(str(PROGRAMS / "common.py"))["StepTimer"]()
     names = timer.on_epoch_end.__globals__
 
     def log(ends):
