@@ -1,17 +1,12 @@
 """Training by Ray Train, which starts all workers again from the last checkpoint when one is lost.
 
 pip install "tf-gradcomp[ray]"
-python ray_train.py
-python ray_train.py --workers 4 --epochs 20     # resumes with four workers
+python ray_train.py        # and again with other WORKERS or EPOCHS: it resumes
 """
-
-from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import click
 import keras
 import numpy as np
 import ray.train
@@ -19,43 +14,38 @@ from ray.train.tensorflow import TensorflowTrainer
 
 import tf_gradcomp as gc
 
+WORKERS, EPOCHS = 2, 10  # epochs in total, over all runs
 BATCH, STEPS = 64, 64  # rows of a batch over all workers, steps per epoch
-FILE = "model.keras"
 
 
-def load_data() -> tuple[np.ndarray, np.ndarray]:
-    """Stands in for your data."""
+def load_data():  # replace this by your data
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCH * STEPS, 64)).astype("float32")
     return x, np.argmax(x @ random.normal(size=(64, 10)), axis=1)
 
 
-def build_model() -> keras.Model:
+def build_model():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, activation="relu")])
     model.add(keras.layers.Dense(10))
-    model.compile(
-        optimizer=gc.CompressedOptimizer(keras.optimizers.Adam()),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = gc.CompressedOptimizer(keras.optimizers.Adam())
+    model.compile(optimizer, loss, metrics=["accuracy"])
     return model
 
 
 class Report(keras.callbacks.Callback):
     """Reports metrics on all workers, and a checkpoint on the chief."""
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Waits for all workers, as Ray's `report` does."""
+    def on_epoch_end(self, epoch, logs=None):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if gc.is_chief(self.model.distribute_strategy):
-                self.model.save(Path(folder, FILE))  # includes the residuals of all workers
+                self.model.save(Path(folder, "model.keras"))  # with the residuals of all workers
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report({"epoch": epoch, **(logs or {})}, checkpoint=checkpoint)
+            ray.train.report({"epoch": epoch, **(logs or {})}, checkpoint=checkpoint)  # waits
 
 
-def train(config: dict[str, Any]) -> None:
-    """Trains on one worker, whose TF_CONFIG Ray has set."""
+def train(config):  # on each worker, whose TF_CONFIG Ray has set
     strategy = gc.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(0)
     checkpoint = ray.train.get_checkpoint()
@@ -64,18 +54,13 @@ def train(config: dict[str, Any]) -> None:
             model = build_model()
         else:
             with checkpoint.as_directory() as folder:
-                model = keras.models.load_model(Path(folder, FILE))
-    model.fit(
-        *load_data(),
-        batch_size=BATCH,
-        epochs=config["epochs"],
-        initial_epoch=int(model.optimizer.iterations.numpy()) // STEPS,
-        callbacks=[Report()],
-        verbose=0,
-    )
+                model = keras.models.load_model(Path(folder, "model.keras"))
+    done, epochs = int(model.optimizer.iterations.numpy()) // STEPS, config["epochs"]
+    callbacks = [Report()]
+    model.fit(*load_data(), BATCH, epochs, initial_epoch=done, callbacks=callbacks, verbose=0)
 
 
-def trainer(storage: str, workers: int, epochs: int, failures: int = 10) -> TensorflowTrainer:
+def trainer(storage, workers, epochs, failures=10):
     return TensorflowTrainer(
         train,
         train_loop_config={"epochs": epochs},
@@ -88,14 +73,5 @@ def trainer(storage: str, workers: int, epochs: int, failures: int = 10) -> Tens
     )
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--workers", default=2)
-@click.option("--epochs", default=10, help="Epochs in total, over all runs.")
-@click.option("--storage", default="ray_results", help="Folder for checkpoints.")
-def main(workers: int, epochs: int, storage: str) -> None:
-    """Train by Ray."""
-    print(trainer(storage, workers, epochs).fit().metrics)
-
-
 if __name__ == "__main__":
-    main()
+    print(trainer("ray_results", WORKERS, EPOCHS).fit().metrics)

@@ -1,4 +1,4 @@
-"""Every program of the benchmarks, on one worker and on two, dense and compressed, for a few steps."""
+"""Every program of the benchmarks, on one worker and on two, for a few steps."""
 
 import argparse  # a text that is part of every Python
 import functools
