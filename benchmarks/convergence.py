@@ -24,11 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+import numpy as np
+import pictures
 from output import show
 from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task, checked_compressors
 
@@ -120,31 +117,18 @@ def _cells(task: Task, row: dict[str, Any]) -> list[str]:
     ]
 
 
-def plot(task: Task, runs: Sequence[Run], path: Path) -> None:
-    """Draws the metric over steps and over bytes sent, a row for each kind of job."""
-    jobs = list(dict.fromkeys((run.workers, run.optimizer) for run in runs))
-    colours = dict(zip(dict.fromkeys(run.compressor for run in runs), ("C0", "C1"), strict=False))
-    figure, axes = plt.subplots(
-        len(jobs), 2, figsize=(10, 3.4 * len(jobs)), squeeze=False, layout="constrained"
-    )
-    for (left, right), (workers, optimizer) in zip(axes, jobs, strict=True):
-        for run in runs:
-            if (run.workers, run.optimizer) != (workers, optimizer):
-                continue
-            label = "dense" if run.compressor == DENSE else run.compressor
-            style = {"color": colours[run.compressor], "alpha": 0.7, "lw": 1.2}
-            style["label"] = label if run.seed == 0 else None
-            left.plot(run.steps, run.curve, **style)
-            right.plot(run.sent_bytes / 1e6, run.curve, **style)
-        left.set(xlabel="steps", ylabel=task.label, title=f"{workers} workers, {optimizer}")
-        right.set(xlabel="MB sent by each worker", xscale="log")
-        for axis in (left, right):
-            axis.grid(alpha=0.3)
-            axis.legend()
-            if task.name == "digits":  # the first epochs would hide the differences
-                axis.set_ylim(80, 100)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def draw(task: Task, runs: Sequence[Run], path: Path) -> None:
+    """Draws the metric over steps and over bytes, of the first number of workers and optimizer."""
+    workers, optimizer = runs[0].workers, runs[0].optimizer
+    chosen = [run for run in runs if (run.workers, run.optimizer) == (workers, optimizer)]
+    lines = {}
+    for method in dict.fromkeys(run.compressor for run in chosen):
+        found = [run for run in chosen if run.compressor == method]
+        sent = np.mean([run.sent_bytes for run in found], axis=0)
+        lines[method] = (found[0].steps, sent, np.array([run.curve for run in found]))
+    what = f"{task.name}, {workers} workers, {optimizer}"
+    lowest = 80 if task == DIGITS else None  # the first epochs would hide the differences
+    pictures.over_steps_and_bytes(lines, task.label, what, "", path, lowest)
 
 
 @click.group(context_settings={"show_default": True})
@@ -222,7 +206,7 @@ def _measure(
     files[0].write_text(json.dumps(rows, indent=1) + "\n")
     table = "\n".join(markdown(task, rows, compressor)) + "\n"
     files[1].write_text(table)
-    plot(task, runs, files[2])
+    draw(task, runs, files[2])
     show(bench.console, table, files)
 
 

@@ -36,7 +36,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import click
 import evidence_page
-import methods_table
 import records
 import simulated
 from claims import CLAIMS
@@ -110,7 +109,9 @@ def _write(found: evidence_page.Records, folder: Path) -> list[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         files.append(file)
-    methods_table.draw(found, folder / evidence_page.METHODS_PLOT)
+    import pictures  # matplotlib, which the runs do not need
+
+    pictures.methods_of(found, folder / evidence_page.METHODS_PLOT)
     return [*files, folder / evidence_page.METHODS_PLOT]
 
 

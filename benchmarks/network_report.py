@@ -10,14 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import turns
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
-from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_starts, table
+from output import table
 from records import Record
 from turns import AUTO
 
@@ -26,7 +21,6 @@ from tf_gradcomp.compressors.auto import CANDIDATES
 ENOUGH_BYTES = 100_000  # of a step; with fewer bytes, the protocols' headers matter
 TOLERANCE = 0.02
 CLOSE = 0.2  # of the measured median
-PARTS = ("compute", "encode", "communicate", "decode")
 TITLES = {
     turns.EXCHANGE: "Exchange of a ResNet-50's gradient",
     turns.MLP: "MLP of 2.4 million weights, whole step",
@@ -296,85 +290,41 @@ def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
     return ["", *table(("contender", "break-even, Mbit/s"), body)]
 
 
-def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws the plots for which there is data; returns the files."""
-    files = []
-    for (job, workers), records in grouped(measured["records"], "job", "workers").items():
-        name = f"{job}-{workers}workers"
+def drawable(
+    measured: Record, job: str, workers: int
+) -> tuple[str, dict[str, dict[str, dict[str, float]]], dict[str, list[tuple]]]:
+    """Returns the title, the parts of steps by link, and the speed-ups of a job's pictures."""
+    found = [r for r in measured["records"] if (r["job"], r["workers"]) == (job, workers)]
+    parts = {
+        link: {name: part for name, part in split(records).items() if name != AUTO}
+        for (link,), records in grouped(found, "link").items()
+    }
+    if not any(record["stages"] for record in found):  # encoding was not measured by itself
         parts = {
-            link: split(link_records) for (link,), link_records in grouped(records, "link").items()
+            link: {
+                name: {"compute": part["compute"], "exchange": part["communicate"]}
+                for name, part in of_link.items()
+            }
+            for link, of_link in parts.items()
         }
+    curves = speed_ups(measured, job, workers)
+    if job == turns.EXCHANGE:
+        curves.pop(turns.NOTHING, None)  # takes no time at all
+    return f"{TITLES[job]}, {workers} workers", parts, curves
+
+
+def draw(measured: Record, folder: Path) -> list[Path]:
+    """Draws the pictures for which there is data; returns the files."""
+    import pictures
+
+    files = []
+    for job, workers in grouped(measured["records"], "job", "workers"):
+        name = f"{job}-{workers}workers"
+        title, parts, curves = drawable(measured, job, workers)
         if all(parts.values()):
             files.append(folder / f"network-split-{name}.png")
-            _plot_split(f"{TITLES[job]}, {workers} workers", parts, files[-1])
-        curves = speed_ups(measured, job, workers)
-        if job == turns.EXCHANGE:
-            curves.pop(turns.NOTHING, None)  # takes no time at all
+            pictures.split(title, parts, files[-1])
         if max(map(len, curves.values())) > 1:
             files.append(folder / f"network-speed-{name}.png")
-            _plot_speed(f"{TITLES[job]}, {workers} workers", curves, files[-1])
+            pictures.speed(title, curves, files[-1])
     return files
-
-
-def _plot_split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
-    """Draws bars with the parts of a step, in a row for each link."""
-    parts = {link: {n: p for n, p in some.items() if n != AUTO} for link, some in parts.items()}
-    contenders = max(map(len, parts.values()))
-    size = (PLOT_WIDTH, (0.6 + 0.22 * contenders) * len(parts) + 0.6)
-    figure, axes = plt.subplots(len(parts), 1, figsize=size, squeeze=False, layout="constrained")
-    for axis, (link, of_link) in zip(axes[:, 0], parts.items(), strict=True):
-        names, left = list(of_link), [0.0] * len(of_link)
-        for i, part in enumerate(PARTS):
-            widths = [of_link[name][part] for name in names]
-            axis.barh(names, widths, left=left, color=COLOURS[i], label=part)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        # Dense steps take so much longer that they would hide the other bars.
-        slowest = max(left[i] for i, name in enumerate(names) if name not in _LONG)
-        axis.set_xlim(0, 1.15 * slowest)
-        for y, total in enumerate(left):
-            x, side = (total, "left") if total <= slowest else (1.15 * slowest, "right")
-            axis.text(x, y, f" {total:.0f} ", va="center", ha=side, fontsize="small")
-        axis.set(title=link, xlabel="ms of a step")
-        axis.invert_yaxis()
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS))
-    figure.suptitle(title)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
-
-
-_LONG = (turns.ALL_REDUCE, turns.FLOAT16, "no_compression", "cast")
-_STYLES = {turns.TENSORFLOW_NAME: "-", turns.HOROVOD_NAME: "-.", turns.TORCH_NAME: ":"}
-_IN_COLOUR = (
-    "adacomp",
-    "scalecom",
-    "cast",
-    turns.TORCH_POWER_SGD,
-    turns.NOTHING,
-)  # others are grey
-_ROOM = 30  # times slower than the slowest link the axis begins, for labels
-
-
-def _plot_speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    """Draws the speed-up as a function of the link's speed."""
-    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.85 * PLOT_WIDTH), layout="constrained")
-    slowest = min(curve[0][0] for curve in curves.values())
-    labels = []
-    for name, curve in curves.items():
-        if name in (*turns.DENSE.values(), AUTO):
-            continue
-        style = "--" if name == turns.NOTHING else _STYLES[turns.framework(name)]
-        shown = name in _IN_COLOUR
-        colour = COLOURS[_IN_COLOUR.index(name)] if shown else GREY
-        axis.plot(*zip(*curve, strict=True), style, marker="o", ms=4, color=colour, lw=1 + shown)
-        labels.append((curve[0][1], name, colour))
-    fastest = max(curve[-1][0] for curve in curves.values())
-    axis.plot([slowest, fastest], [1, 1], color="black", lw=0.8)
-    axis.set(xscale="log", yscale="log", xlabel="speed of the link, Mbit/s, measured")
-    axis.set(ylabel="times faster than the dense step of the same framework")
-    axis.set_xlim(left=slowest / _ROOM)
-    axis.set_title(title)
-    axis.grid(alpha=0.3)
-    label_starts(axis, labels)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)

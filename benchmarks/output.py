@@ -18,8 +18,6 @@ TABLE_WIDTH = 120  # of tables in a file
 # Okabe and Ito's colours without yellow, which is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 GREY = "#7F7F7F"
-PLOT_WIDTH = 7.5  # inches of a plot at the width of a page
-DPI = 150
 _SIZE = 9  # of a label's font, in points
 _TEXT = {
     "xycoords": "axes fraction",
@@ -95,12 +93,6 @@ def label_starts(axis: Any, starts: Sequence[Label]) -> None:
     """Writes labels within a plot, on the left, where no lines may be."""
     for y, text, colour in _spaced(axis, starts, 1):
         axis.annotate(text, (0.01, y), color=colour, va="center", **_TEXT)
-
-
-def label_points(axis: Any, labels: Sequence[Label]) -> None:
-    """Writes upright labels along the lower edge of a plot, each at its x, without overlaps."""
-    for x, text, colour in _spaced(axis, labels, 0):
-        axis.annotate(text, (x, 0.02), color=colour, ha="center", va="bottom", rotation=90, **_TEXT)
 
 
 def _spaced(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:

@@ -13,16 +13,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import matplotlib
+import network_report
 import numpy as np
 import records
 import turns
+import worth_it as prediction
 from output import COLOURS, GREY, label_ends, label_starts, times
+from setups import setups
 
 matplotlib.use("Agg")
 
@@ -53,7 +56,7 @@ STEP_MODEL = ("transformer", 2)  # the task, and the number of workers
 STEP_TITLE = "Transformer of 0.43 million weights, 2 workers"
 DEMO_SEED = 0
 DIGITS = "Digits network of 0.15 million weights, 2 workers, Adam"
-LAST = 5  # epochs whose mean is the accuracy at the end
+TO_REACH = 98.0  # per cent of accuracy, which uncompressed training has at the end
 TEXT = "shakespeare-2layers-{}learners-{}-batch16-rate2-800steps-seed0"
 TEXT_LEARNERS = 8
 
@@ -86,6 +89,11 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
+def rounded(factor: float) -> str:
+    """Returns a factor as `times` does, without a zero behind the point."""
+    return times(factor).removesuffix(".0")
+
+
 # The README, and how it works
 
 
@@ -107,7 +115,7 @@ def step_time(path: Path) -> None:
             waiting = max(0.0, seconds[method] - computing)
             axis.barh(row, computing, color=PALE)
             axis.barh(row, waiting, left=computing, color=COLOUR_OF[method])
-            more = f", {times(gain)} times faster" if method == ADACOMP else ""
+            more = f", {rounded(gain)} times faster" if method == ADACOMP else ""
             text = f" {seconds[method]:.3f} s{more}"
             axis.text(seconds[method], row, text, va="center", fontweight="bold")
         axis.set_yticks(range(len(SHOWN)), [NAMES[method] for method in SHOWN])
@@ -129,30 +137,31 @@ def what_is_sent(path: Path) -> None:
     runs = {method: _demo(method) for method in (DENSE, ADACOMP)}
     sent = {method: statistics.mean(run["sent_bytes"]) for method, run in runs.items()}
     factor = sent[DENSE] / sent[ADACOMP]
-    title = f"A worker sends {times(factor)} times fewer bytes in a step"
-    figure, axis = new_figure(title, height=3.6)
-    axis.set(xlim=(0, 100), ylim=(0, 44))
+    title = f"With AdaComp, a worker sends {times(factor)} times fewer bytes in a step"
+    figure, axis = new_figure(title, f"{DIGITS}", height=3.1)
+    axis.set(xlim=(0, 100), ylim=(0, 36))
     axis.axis("off")
     gradient = 4 * runs[DENSE]["weights"] / 1e3
-    for x, worker in ((2, "worker 0"), (74, "worker 1")):
-        box = matplotlib.patches.FancyBboxPatch(
-            (x, 4), 24, 34, boxstyle="round,pad=0,rounding_size=2", fc="#F2F2F2", ec=GREY
+    middle = {"ha": "center", "va": "center"}
+    for x, worker in ((0, "worker 0"), (72, "worker 1")):
+        axis.add_patch(
+            matplotlib.patches.FancyBboxPatch(
+                (x + 1, 1), 26, 34, boxstyle="round,pad=0,rounding_size=2", fc="#F2F2F2", ec=GREY
+            )
         )
-        axis.add_patch(box)
-        text = {"ha": "center", "va": "center"}
-        axis.text(x + 12, 34.5, worker, fontweight="bold", **text)
-        axis.text(x + 12, 28, f"gradient of a step:\n{gradient:.0f} kB", fontsize=10, **text)
-        kept = "the large entries are sent;\nthe rest is kept, and\nadded to the next gradient"
-        axis.text(x + 12, 13, kept, fontsize=10, color=BLUE, **text)
-    widest = 26.0  # points, of the line for all bytes
-    for y, method in ((28, DENSE), (13, ADACOMP)):
-        colour, width = COLOUR_OF[method], widest * sent[method] / sent[DENSE]
-        axis.plot([29, 71], [y, y], color=colour, lw=width, solid_capstyle="butt")
-        for x, marker in ((28, "<"), (72, ">")):
-            axis.plot([x], [y], marker, color=colour, ms=max(7, 1.15 * width), clip_on=False)
+        axis.text(x + 14, 31, worker, fontweight="bold", **middle)
+        axis.text(x + 14, 22.5, f"gradient of a step:\n{gradient:.0f} kB", fontsize=10, **middle)
+        kept = "sends its large entries;\nkeeps the rest, and adds\nit to the next gradient"
+        axis.text(x + 14, 8.5, kept, fontsize=9.5, color=BLUE, **middle)
+    thickest = 5.0  # of the arrow for all bytes
+    for y, method in ((22.5, DENSE), (8.5, ADACOMP)):
+        colour, half = COLOUR_OF[method], thickest * sent[method] / sent[DENSE] / 2
+        head = max(1.2, 1.7 * half)
+        corners = [(29, y), (32, y + head), (32, y + half), (68, y + half), (68, y + head), (71, y)]
+        corners += [(x, 2 * y - corner) for x, corner in reversed(corners[1:-1])]
+        axis.add_patch(matplotlib.patches.Polygon(corners, fc=colour, ec="none"))
         label = f"{NAMES[method]}: {sent[method] / 1e3:.{0 if method == DENSE else 1}f} kB each way"
-        axis.text(50, y + 5.5, label, ha="center", color=colour, fontweight="bold")
-    axis.text(50, 1.5, "the link between them", ha="center", color="#444444", fontsize=10)
+        axis.text(50, y + head + 1.2, label, ha="center", color=colour, fontweight="bold")
     save(figure, path)
 
 
@@ -232,7 +241,7 @@ def convergence_digits(path: Path) -> None:
         )
         for method, found in runs.items()
     }
-    title = f"AdaComp is as accurate after each step, and sends {times(factor)} times fewer bytes"
+    title = f"AdaComp is as accurate after each step, with about {factor:.1g} times fewer bytes"
     subtitle = f"{DIGITS}; mean and range of {len(runs[DENSE])} seeds"
     over_steps_and_bytes(lines, "test accuracy, %", title, subtitle, path, lowest=80)
 
@@ -251,7 +260,7 @@ def convergence_text(path: Path) -> None:
         )
     }
     factor = ring / compressed["sent_bytes"]
-    title = f"Text: level or better after each step, with {times(factor)} times fewer bytes"
+    title = f"Text: not worse after any number of steps, with {times(factor)} times fewer bytes"
     subtitle = f"LSTM of two layers, Shakespeare, {TEXT_LEARNERS} simulated workers, Adam, one seed"
     over_steps_and_bytes(lines, "held-out bits per character", title, subtitle, path)
 
@@ -296,13 +305,30 @@ def over_steps_and_bytes(
 
 
 def methods(path: Path) -> None:
-    """The recorded runs of all methods, on the page of methods."""
-    import methods_table  # imports TensorFlow
+    """The recorded runs of all methods."""
+    import evidence  # imports TensorFlow
 
-    found: dict[str, list[Record]] = {}
-    for record in records.read(records.EVIDENCE):
-        found.setdefault(records.of_seed_0(record["name"]), []).append(record)
-    draw_methods(methods_table.plotted(found), methods_table.LEVEL, path)
+    methods_of(evidence.recorded(records.EVIDENCE), path)
+
+
+def methods_of(found: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Draws what methods send and how far behind they are, of numbers of workers with all methods.
+
+    Args:
+        found: The records of each run, by its name with seed 0.
+        path: The file.
+    """
+    import methods_table as of
+
+    by_workers = {}
+    for workers in of.LEARNERS:
+        cells = of.cells(found, of.PLOTTED, workers)
+        if len(cells) == len(of.METHODS):
+            steps = of.TASKS[of.PLOTTED].steps[workers]
+            by_workers[workers] = {
+                name: (cell.sent / steps / 1e3, cell.behind) for name, cell in cells.items()
+            }
+    draw_methods(by_workers, of.TASKS[of.PLOTTED].level, of.MOST_BEHIND, path)
 
 
 def draw_methods(
@@ -318,7 +344,7 @@ def draw_methods(
     """
     sent = {name: values[0] for by_method in found.values() for name, values in by_method.items()}
     rows = {name: row for row, name in enumerate(sorted(sent, key=sent.__getitem__))}
-    title = "Few methods stay level with uncompressed training for 32 workers"
+    title = "With 32 workers, few methods stay level with uncompressed training"
     figure, (left, right) = new_figure(
         title, "sent", columns=2, height=0.3 * len(rows) + 1.7, sharey=True
     )
@@ -330,7 +356,7 @@ def draw_methods(
     right.axvspan(-level, level, color=GREY, alpha=0.2, lw=0, label="level with uncompressed")
     right.set_title("accuracy", fontsize=10.5, fontweight="normal", color="#444444")
     left.set(xscale="log", xlabel="kB that a worker sends in a step")
-    right.set(xlabel=f"points behind uncompressed training ({most:g}: or more)")
+    right.set(xlabel=f"points behind ({most:g}: or more)")
     left.set_yticks(range(len(rows)), rows, fontsize=10)
     left.invert_yaxis()
     plain_ticks(left.xaxis)
@@ -391,9 +417,8 @@ def time_to_accuracy(path: Path) -> None:
             steps * seconds[method],
             100 * np.array([run["val_accuracy"] for run in runs]),
         )
-    goal = float(lines[DENSE][1][:, -LAST:].mean())
     what = f"{DIGITS}; link of {LINKS[0]}; mean of {len(lines[DENSE][1])} seeds"
-    metric_over_seconds(lines, goal, "test accuracy, %", what, path, lowest=80)
+    metric_over_seconds(lines, TO_REACH, "test accuracy, %", what, path, lowest=80)
 
 
 def metric_over_seconds(
@@ -432,64 +457,71 @@ def metric_over_seconds(
     axis.axhline(goal, color="black", lw=1)
     end = max(x[-1] for x, _ in means.values())
     where = {"ha": "right", "va": "bottom", "fontsize": 10}
-    axis.text(end, goal, f"to reach: {goal:.1f}", **where)
+    where = {"ha": "right", "va": "bottom", "fontsize": 10}
+    unit = " %" if label.endswith("%") else ""
+    axis.text(1.3 * end, goal, f"to reach: {goal:.4g}{unit}", **where)
     for index, (method, (x, mean)) in enumerate(means.items()):
         colour = COLOUR_OF.get(method, COLOURS[(index + 2) % len(COLOURS)])
         axis.plot(x, mean, color=colour, lw=2)
-        name, seconds = NAMES.get(method, method), reached[method]
+        seconds = reached[method]
         said = "never there" if seconds is None else f"{seconds:.1f} s"
-        at = x[-1] if seconds is None else seconds
-        y = mean[-1] if seconds is None else goal
-        axis.plot([at], [y], "o", color=colour)
+        at = (x[-1], mean[-1]) if seconds is None else (seconds, goal)
+        axis.plot(*at, "o", color=colour)
+        height = (0.75 - 0.17 * index) if rises else (0.4 + 0.17 * index)
         axis.annotate(
-            f"{name}: {said}", (at, y), (5, -16 - 15 * index), textcoords="offset points",
-            color=colour, fontweight="bold",
-        )  # fmt: skip
-    axis.set(xlabel="seconds of training", ylabel=label, ylim=(lowest, None), xlim=(0, end * 1.15))
+            f"{NAMES.get(method, method)}: {said}",
+            at,
+            (at[0] + 0.1 * end, height),
+            textcoords=axis.get_xaxis_transform(),
+            color=colour,
+            fontweight="bold",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour},
+        )
+    axis.set(xlabel="seconds of training", ylabel=label, ylim=(lowest, None), xlim=(0, 1.3 * end))
     axis.grid(alpha=0.3)
     save(figure, path)
 
 
 def worth_it(path: Path) -> None:
     """Up to which link AdaComp pays, over the size of the model."""
-    import worth_it as prediction
-    from setups import setups
-
     found = setups(records.read_network())
-    draw_worth_it(
-        prediction.Forecast.of(found), prediction, prediction.measured_models(found), path
-    )
-
-
-def draw_worth_it(forecast: Any, prediction: Any, models: Sequence[Any], path: Path) -> None:
-    """Draws the region in which AdaComp pays, and the speeds up to which it pays for models."""
+    forecast, models = prediction.Forecast.of(found), prediction.measured_models(found)
     sizes, workers = np.geomspace(1e4, 1e9, 101), 2
     (exchange,) = (model for model in models if model.job == turns.EXCHANGE)
     only = dataclasses.replace(exchange, compute=0.0)
     curve = [forecast.break_even(dataclasses.replace(only, weights=n), workers) for n in sizes]
     title = "The larger the model, the faster the link on which AdaComp pays"
-    what = "2 workers, against the best possible uncompressed step; predicted from measured costs"
+    what = "2 workers; a cautious prediction: the uncompressed step overlaps perfectly"
     figure, axis = new_figure(title, what, height=5.2)
-    axis.set(xscale="log", yscale="log", xlim=(sizes[0], sizes[-1]), ylim=(10, 1e5))
-    axis.fill_between(sizes, 10, curve, color=BLUE, alpha=0.15, lw=0)
-    axis.plot(sizes, curve, color=BLUE, lw=2)
-    axis.text(3e7, 40, "AdaComp is faster", color=BLUE, fontweight="bold", fontsize=13)
-    axis.text(1.3e4, 3.3e4, "uncompressed is faster", color="#444444", fontsize=13)
+    axis.set(xscale="log", yscale="log", xlim=(sizes[0] / 1e6, sizes[-1] / 1e6), ylim=(10, 1e5))
+    axis.fill_between(sizes / 1e6, 10, curve, color=BLUE, alpha=0.15, lw=0)
+    axis.plot(sizes / 1e6, curve, color=BLUE, lw=2, label="the limit if computing took no time")
+    axis.text(30, 25, "AdaComp is faster", color=BLUE, fontweight="bold", fontsize=13)
+    axis.text(0.013, 3.3e4, "uncompressed is faster", color="#444444", fontsize=13)
     for speed, name in ((100, "100 Mbit/s"), (1e3, "1 Gbit/s"), (1e4, "10 Gbit/s")):
         axis.axhline(speed, color=GREY, lw=1, ls="--")
-        axis.text(9e8, speed * 1.06, name, ha="right", va="bottom", fontsize=10, color="#444444")
+        axis.text(900, speed * 1.06, name, ha="right", va="bottom", fontsize=10, color="#444444")
+    label = "the limit of a model, with its time of computing"
     for model in [*models, *prediction.larger(models)]:
-        if model.job == turns.EXCHANGE:  # its model follows, with the time of computing
+        if model.job == turns.EXCHANGE:  # the same follows, with the time of computing
             continue
-        even = forecast.break_even(model, workers)
-        axis.plot([model.weights], [even], "o", color="black", ms=7)
+        at = (model.weights / 1e6, forecast.break_even(model, workers))
+        axis.plot(*at, "o", color="black", ms=7, label=label)
         name = model.name.replace(", if a step takes ", ",\n").replace(" s", " s a step")
-        above = model.name in ("ResNet-20",)
+        side = -1 if model.name.startswith("ResNet") else 1
         axis.annotate(
-            name, (model.weights, even), (-8, 0) if above else (8, 0), textcoords="offset points",
-            va="center", ha="right" if above else "left", fontsize=10,
-        )  # fmt: skip
-    axis.set(xlabel="weights of the model", ylabel="speed of the link, Mbit/s")
+            name,
+            at,
+            (8 * side, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left" if side > 0 else "right",
+            fontsize=10,
+        )
+        label = None
+    axis.set(xlabel="million weights of the model", ylabel="speed of the link, Mbit/s")
+    axis.legend(loc="upper right", fontsize=10, frameon=False)
     plain_ticks(axis.xaxis)
     plain_ticks(axis.yaxis)
     save(figure, path)
@@ -498,16 +530,15 @@ def draw_worth_it(forecast: Any, prediction: Any, models: Sequence[Any], path: P
 # Of a run of network.py
 
 PARTS = {"compute": PALE, "encode": ORANGE, "communicate": RED, "decode": BLUE}
-REST = "exchange"  # encoding, communicating and decoding, where they were not measured apart
-_BREAK = 3  # times the other bars' longest, at which long bars are cut
+_BREAK = 3  # times as long as the next bar is a bar that is cut
 
 
 def split(title: str, parts: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
-    """Draws bars with the parts of a step, in a panel for each link; long bars have a break mark."""
+    """Draws bars with the parts of a step, in a panel for each link; long bars have a break."""
     contenders = max(map(len, parts.values()))
     height = (0.7 + 0.23 * contenders) * len(parts) + 1.0
-    slowest = next(iter(parts))
-    figure, axes = new_figure(title, rows=len(parts), height=height, squeeze=False)
+    finding = f"{title}: where the time of a step goes"
+    figure, axes = new_figure(finding, rows=len(parts), height=height, squeeze=False)
     for axis, (link, of_link) in zip(axes[:, 0], parts.items(), strict=True):
         order = sorted(of_link, key=lambda name: sum(of_link[name].values()))
         totals = [sum(of_link[name].values()) for name in order]
@@ -535,5 +566,107 @@ def split(title: str, parts: Mapping[str, Mapping[str, Mapping[str, float]]], pa
     figure.legend(
         by_label.values(), by_label, loc="outside lower center", ncols=len(by_label), frameon=False
     )
-    del slowest
     save(figure, path)
+
+
+_STYLES = {turns.TENSORFLOW_NAME: "-", turns.HOROVOD_NAME: "-.", turns.TORCH_NAME: ":"}
+# The others are grey.
+_IN_COLOUR = (ADACOMP, "scalecom", CAST, turns.TORCH_POWER_SGD, turns.NOTHING)
+_ROOM = 40  # times slower than the slowest link the axis begins, for labels
+
+
+def speed(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> None:
+    """Draws the speed-up of each contender over the speed of the link.
+
+    Args:
+        title: What was measured.
+        curves: For each contender, pairs of Mbit/s and speed-up, the slowest link first.
+        path: The file.
+    """
+    finding = "The slower the link, the more compression gains"
+    figure, axis = new_figure(finding, title, height=6.5)
+    slowest = min(curve[0][0] for curve in curves.values())
+    fastest = max(curve[-1][0] for curve in curves.values())
+    labels = []
+    for name, curve in curves.items():
+        if name in (*turns.DENSE.values(), turns.AUTO):
+            continue
+        style = "--" if name == turns.NOTHING else _STYLES[turns.framework(name)]
+        shown = name in _IN_COLOUR
+        colour = COLOURS[_IN_COLOUR.index(name)] if shown else GREY
+        axis.plot(*zip(*curve, strict=True), style, marker="o", ms=4, color=colour, lw=1 + shown)
+        labels.append((curve[0][1], name, colour))
+    axis.plot([slowest, fastest], [1, 1], color="black", lw=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="measured speed of the link, Mbit/s")
+    axis.set(ylabel="times faster than the uncompressed step of the same framework")
+    axis.set_xlim(left=slowest / _ROOM)
+    axis.set_xticks([tick for tick in axis.get_xticks() if slowest / 2 < tick < 2 * fastest])
+    axis.minorticks_off()
+    plain_ticks(axis.xaxis)
+    plain_ticks(axis.yaxis)
+    axis.grid(alpha=0.3)
+    label_starts(axis, labels)
+    save(figure, path)
+
+
+def network(job: str, kind: str) -> Callable[[Path], None]:
+    """Returns what draws a picture of the recorded steps of a job with two workers."""
+
+    def drawn(path: Path) -> None:
+        measured = records.read_network()
+        title, parts, curves = network_report.drawable(measured, job, 2)
+        split(title, parts, path) if kind == "split" else speed(title, curves, path)
+
+    return drawn
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "docs/step_time.png": step_time,
+    "docs/what_is_sent.png": what_is_sent,
+    "docs/demo.png": demo,
+    "docs/benchmarks/methods.png": methods,
+    "benchmarks/convergence-digits.png": convergence_digits,
+    "benchmarks/convergence-text.png": convergence_text,
+    "benchmarks/bytes-over-learners.png": bytes_over_workers,
+    "benchmarks/time-to-accuracy-digits-adam-2workers-100mbit.png": time_to_accuracy,
+    "benchmarks/worth-it.png": worth_it,
+    **{
+        f"benchmarks/network-{kind}-{job}-2workers.png": network(job, kind)
+        for job in (turns.EXCHANGE, turns.MLP)
+        for kind in ("split", "speed")
+    },
+}
+OF_LINKS = [name for name in PICTURES if "step_time" in name or "network" in name] + [
+    "benchmarks/time-to-accuracy-digits-adam-2workers-100mbit.png",
+    "benchmarks/worth-it.png",
+]
+_KEPT = ("compressor", "weights", "steps_per_epoch")
+_SERIES = ("val_accuracy", "val_loss", "sent_bytes")
+
+
+def take_curves(folder: Path) -> None:
+    """Records the runs of `convergence.py digits` with two workers."""
+    found = []
+    for method in SHOWN:
+        for file in sorted(folder.glob(f"digits-2workers-adam-{method}-seed*.json")):
+            run = json.loads(file.read_text())
+            series = {name: run["history"][name] for name in _SERIES}
+            seed = int(file.stem.rpartition("seed")[2])
+            facts = {key: run[key] for key in _KEPT} | {"arguments": run["arguments"]}
+            found.append(records.rounded({**facts, "seed": seed, **series}))
+    records.write(records.CURVES, found)
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, type=click.Choice(list(PICTURES)), metavar="[PICTURE]...")
+@click.option("--curves", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(names: tuple[str, ...], curves: Path | None) -> None:
+    if curves:
+        take_curves(curves)
+    for name in names or PICTURES:
+        PICTURES[name](ROOT / name)
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import checklist
 import click
 import local_steps_accuracy
 import network_report
+import pictures
 import records
 import time_to_accuracy_report
 import turns
@@ -162,24 +162,6 @@ def write(texts: Mapping[Path, Mapping[str, str]]) -> None:
         page.write_text(filled(page.read_text(), page_texts))
 
 
-def _drawn(measured: records.Record) -> list[records.Record]:
-    """Returns the records of the plots on the page of the last full run."""
-    large = (turns.EXCHANGE, turns.MLP)
-    return [
-        record
-        for record in measured["records"]
-        if record["workers"] == 2 and record["job"] in large
-    ]
-
-
-def _take_plots(results: Iterable[Path]) -> None:
-    """Replaces the plots of pages by the plots in the folders of results."""
-    for file in results:
-        for plot in file.parent.glob(f"{file.stem}-*.png"):
-            if (ROOT / "benchmarks" / plot.name).exists():
-                shutil.copy(plot, ROOT / "benchmarks")
-
-
 @click.command(help=__doc__)
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(results: tuple[Path, ...]) -> None:
@@ -199,13 +181,12 @@ def main(results: tuple[Path, ...]) -> None:
             )
         recorded |= measured
         write({LAST_RUN: {"tables": network_report.markdown(measured)}})
-        network_report.draw({**measured, "records": _drawn(measured)}, ROOT / "benchmarks")
     if training_runs:
         recorded["setups"] = records.merge_times(training_runs, recorded["setups"])
-        _take_plots(results)
     records.write_network(recorded)
     write(blocks())
-    worth_it.draw(setups(recorded), ROOT / "benchmarks" / "worth-it.png")
+    for name in pictures.OF_LINKS:
+        pictures.PICTURES[name](ROOT / name)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Recorded results, from which pages are made: files with a JSON object in each line.
 
-`evidence.jsonl` and `local_steps.jsonl` have a record for each run, under its name. In
+`evidence.jsonl` and `local_steps.jsonl` have a record for each run, under its name. `curves.jsonl`
+has the runs of `convergence.py digits` with two workers that `pictures.py` draws. In
 `network.jsonl`, a record's `kind` tells what was measured: a link, a step of training, or the time
 to an accuracy. One record of that file describes the machine.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 FOLDER = Path(__file__).with_name("records")
 EVIDENCE = FOLDER / "evidence.jsonl"
+CURVES = FOLDER / "curves.jsonl"
 LOCAL_STEPS = FOLDER / "local_steps.jsonl"
 NETWORK = FOLDER / "network.jsonl"
 SETUP = ("task", "optimizer", "workers", "delay", "link")  # of a time to accuracy

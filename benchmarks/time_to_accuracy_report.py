@@ -8,14 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
+import pictures
 from checklist import losses
-from matplotlib import pyplot as plt
-from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_points, table, times
+from output import table, times
 from records import PACES
 from trainings import Run
 
@@ -147,43 +143,21 @@ def _needed(row: dict[str, Any]) -> str:
     return f"{row['seconds']:.1f}{between}"
 
 
-_DENSE_LABELS = {DENSE: "dense", HOROVOD: "dense, by Horovod"}
-
-
 def _label(method: str, chosen: str) -> str:
     return f"auto: {chosen}" if method == "auto" else method
 
 
 def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
-    """Draws the metric over time: the mean and the range of the seeds of each method."""
-    first = runs[0]
-    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.65 * PLOT_WIDTH), layout="constrained")
-    axis.set(xscale="log", xlabel="seconds of training", ylabel=first.task.label)
-    axis.set_title(f"{first.task.name}, {first.optimizer}, {first.workers} workers, {link}")
-    axis.axhline(goal, color="black", lw=0.8)
-    methods = list(dict.fromkeys(run.method for run in runs))
-    reached = []
+    """Draws the metric over time: uncompressed, by casts and by AdaComp, or by all methods."""
+    first, methods = runs[0], list(dict.fromkeys(run.method for run in runs))
+    if {*pictures.SHOWN} <= {*methods}:
+        methods = list(pictures.SHOWN)
+    lines = {}
     for method in methods:
-        method_runs = [run for run in runs if run.method == method]
-        curves = np.array([run.curve for run in method_runs])
-        colour = GREY if method == FREE else COLOURS[methods.index(method) % len(COLOURS)]
-        style = "--" if method == FREE else "-"
-        axis.plot(method_runs[0].seconds, curves.mean(0), style, color=colour)
-        axis.fill_between(
-            method_runs[0].seconds, curves.min(0), curves.max(0), color=colour, alpha=0.15
-        )
-        label = _DENSE_LABELS.get(method) or _label(method, method_runs[0].chosen)
-        seconds = [seconds_to(run, goal) for run in method_runs]
-        if None in seconds:
-            axis.plot([], [], style, color=colour, label=f"{label}: never in {seconds.count(None)}")
-        else:
-            reached.append((statistics.mean(seconds), label, colour))
-    axis.grid(alpha=0.3)
-    label_points(axis, [(x, f"{label}: {x:.3g} s", colour) for x, label, colour in reached])
-    if len(reached) < len(methods):
-        axis.legend(fontsize=9)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+        found = [run for run in runs if run.method == method]
+        lines[method] = (found[0].seconds, np.array([run.curve for run in found]))
+    what = f"{first.task.name}, {first.optimizer}, {first.workers} workers, {link}"
+    pictures.metric_over_seconds(lines, goal, first.task.label, what, path, rises=first.task.rises)
 
 
 Setup: TypeAlias = Mapping[str, Any]  # a task, workers and a link, with a row for each run
