@@ -24,15 +24,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PROGRAM = Path(__file__).with_name("digits_cnn.py")
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results"  # a folder that git ignores
-NAMES = {"no_compression": "uncompressed", "adacomp": "AdaComp"}
-LAST_EPOCHS = 5
-
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import pictures
+
+PROGRAM = Path(__file__).with_name("digits_cnn.py")
+RESULTS = Path(__file__).resolve().parents[2] / "results"  # a folder that git ignores
+NAMES = {"no_compression": "uncompressed", "adacomp": "AdaComp"}
+LAST_EPOCHS = 5
 
 Record = dict[str, Any]
 
@@ -121,8 +120,9 @@ def verdict_on_time(dense: Record, compressed: Record) -> str:
     )
 
 
-def draw(records: dict[str, Record], path: Path) -> None:
+def draw(records: dict[str, Record], optimizer: str, path: Path) -> None:
     """Draws the test loss over the bytes sent."""
+    workers = next(iter(records.values()))["workers"]
     names = ("val_loss", "sent_bytes")
     runs = {
         compressor: {
@@ -131,7 +131,7 @@ def draw(records: dict[str, Record], path: Path) -> None:
         }
         for compressor, record in records.items()
     }
-    pictures.loss_over_bytes(runs, path)
+    pictures.loss_over_bytes(runs, f"Digits network, {workers} workers, {optimizer}", path)
 
 
 @click.command(context_settings={"show_default": True})
@@ -150,7 +150,7 @@ def main(workers: int, epochs: int, optimizer: str, seed: int, results: str) -> 
     console.print(comparison(records))
     console.print(verdict_on_time(records["no_compression"], records["adacomp"]))
     picture = Path(results) / "demo.png"
-    draw(records, picture)
+    draw(records, optimizer, picture)
     console.print(f"Test loss over the bytes sent: {picture}", soft_wrap=True)
 
 

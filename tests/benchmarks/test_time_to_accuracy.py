@@ -277,7 +277,7 @@ pathlib.Path(args["--history"]).write_text(json.dumps(record))
 
 
 def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainings, "_EXAMPLES", tmp_path)
+    monkeypatch.setattr(trainings, "_PROGRAMS", tmp_path)
     monkeypatch.setattr(trainings, "cores", lambda: 2)
     (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
     one = Run(TRANSFORMER, 2, "adamw", DENSE, 3)
@@ -316,7 +316,7 @@ def test_dense_training_by_horovod_is_that_of_one_process(tmp_path):
 
 
 def test_records_of_other_arguments_are_not_reused(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainings, "_EXAMPLES", tmp_path)
+    monkeypatch.setattr(trainings, "_PROGRAMS", tmp_path)
     (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
     one = Run(TRANSFORMER, 1, "adamw", DENSE, 0)
     trainings.Bench(tmp_path, False, Network(1), 1).without_exchange(one, ["--epochs", "2"])
