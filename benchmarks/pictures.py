@@ -19,13 +19,10 @@ from typing import Any
 
 import click
 import matplotlib
-import network_report
 import numpy as np
 import records
 import turns
-import worth_it as prediction
 from output import COLOURS, GREY, label_ends, label_starts, times
-from setups import setups
 
 matplotlib.use("Agg")
 
@@ -489,6 +486,9 @@ def metric_over_seconds(
 
 def worth_it(path: Path) -> None:
     """Up to which link AdaComp pays, over the size of the model."""
+    import worth_it as prediction  # imports TensorFlow
+    from setups import setups
+
     found = setups(records.read_network())
     forecast, models = prediction.Forecast.of(found), prediction.measured_models(found)
     sizes, workers = np.geomspace(1e4, 1e9, 101), 2
@@ -617,6 +617,8 @@ def network(job: str, kind: str) -> Callable[[Path], None]:
     """Returns what draws a picture of the recorded steps of a job with two workers."""
 
     def drawn(path: Path) -> None:
+        import network_report  # imports TensorFlow
+
         measured = records.read_network()
         title, parts, curves = network_report.drawable(measured, job, 2)
         split(title, parts, path) if kind == "split" else speed(title, curves, path)

@@ -59,7 +59,7 @@ with strategy.scope():
     discriminator = [keras.Input((64,)), dense(128, "relu"), dense(1)]
     model = GAN(keras.Sequential(generator), keras.Sequential(discriminator))
     model.compile(
-        gc.CompressedOptimizer(keras.optimizers.Adam(2e-3, beta_1=0.5)),
-        gc.CompressedOptimizer(keras.optimizers.Adam(2e-3, beta_1=0.5)),
+        gc.CompressedOptimizer(keras.optimizers.Adam(1e-3, beta_1=0.5)),
+        gc.CompressedOptimizer(keras.optimizers.Adam(1e-3, beta_1=0.5)),
     )
-model.fit(batches, epochs=20, verbose=2 if gc.is_chief(strategy) else 0)
+model.fit(batches, epochs=40, verbose=2 if gc.is_chief(strategy) else 0)
