@@ -53,7 +53,8 @@ def write(folder):
 
     for index, (pixels, label) in enumerate(zip(*load_digits(return_X_y=True), strict=True)):
         Path(folder, str(label)).mkdir(parents=True, exist_ok=True)
-        keras.utils.save_img(Path(folder, str(label), f"{index}.png"), pixels.reshape(8, 8, 1))
+        image = tf.io.encode_png((15 * pixels).astype("uint8").reshape(8, 8, 1))
+        Path(folder, str(label), f"{index}.png").write_bytes(image.numpy())
 
 
 if sys.argv[1] == "write":
