@@ -19,7 +19,6 @@ PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
 PAGES_TO_DO = (
     "README.md",
-    "docs/methods.md",
 )
 LONGEST_SUBJECT = 72
 MAIN = ("origin/main", "main")
