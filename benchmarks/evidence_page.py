@@ -107,8 +107,8 @@ def _overview(records: Records) -> str:
 
 def _section(claim: Claim, records: Records, command: Command) -> str:
     verdict, outcome = claim.verdict(results_of(claim, records))
-    unchecked = "" if claim.checked else f" ({_UNCHECKED})"
-    lines = [f"### {claim.name}", "", f"**The paper:** {claim.says}{unchecked}", ""]
+    source = "The paper" if claim.checked else _UNCHECKED.capitalize()
+    lines = [f"### {claim.name}", "", f"**{source}:** {claim.says}", ""]
     if claim.ran:
         lines += [f"**Run here:** {claim.ran}", ""]
     if outcome:

@@ -1,15 +1,14 @@
-"""The table and the plot of all methods at their defaults: their runs, and figures of records."""
+"""The tables of all methods at their defaults: their runs, and figures of records."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from kernels import METHODS as TIMED
-from output import COLOURS, DPI, GREY, PLOT_WIDTH, table, times
+from output import table, times
 from records import Record
 from simulated import DENSE, WORKLOADS, Encoding, Training
 from turns import ALTERNATING
@@ -226,53 +225,3 @@ def named_wins(records: Mapping[str, Sequence[Record]]) -> str:
         return "No setup has been measured with all methods yet."
     named = ", ".join(f"`{name}` in {counts[name]}" for name in best)
     return f"**Bold in {setups} setups:** {named}. All other methods are bold in none."
-
-
-def draw(records: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """Draws a row for each method: of numbers of learners with which all methods have trained.
-
-    Args:
-        records: Those of each run by its name with seed 0.
-        path: The file.
-    """
-    import matplotlib  # not needed by the runs
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    every = {learners: cells(records, PLOTTED, learners) for learners in LEARNERS}
-    found = {
-        n: cells_by_method
-        for n, cells_by_method in every.items()
-        if len(cells_by_method) == len(METHODS)
-    }
-    sent = {
-        learners: {
-            name: cell.sent / TASKS[PLOTTED].steps[learners] / 1e3
-            for name, cell in cells_by_method.items()
-        }
-        for learners, cells_by_method in found.items()
-    }
-    most = {
-        name: value for cells_by_method in sent.values() for name, value in cells_by_method.items()
-    }
-    rows = {name: row for row, name in enumerate(sorted(most, key=most.__getitem__))}
-    figure, (left, right) = plt.subplots(
-        1, 2, sharey=True, figsize=(PLOT_WIDTH, 0.3 * len(rows) + 1), layout="constrained"
-    )
-    for learners, colour, marker in zip(found, COLOURS, "os^", strict=False):
-        style = {"color": colour, "marker": marker, "ls": "", "ms": 6, "mfc": "none"}
-        places = [rows[name] for name in found[learners]]
-        lags = [min(MOST_BEHIND, cell.behind) for cell in found[learners].values()]
-        left.plot([*sent[learners].values()], places, **style, label=f"{learners} workers")
-        right.plot(lags, places, **style)
-    right.axvspan(-TASKS[PLOTTED].level, TASKS[PLOTTED].level, color=GREY, alpha=0.2, lw=0)
-    left.set(xscale="log", xlabel="kB that a worker sends in a step")
-    right.set(xlabel=f"points behind uncompressed ({MOST_BEHIND:g}: or more)")
-    left.set_yticks(range(len(rows)), rows, fontsize=9)
-    left.invert_yaxis()
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=len(LEARNERS), fontsize=9)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)

@@ -8,14 +8,13 @@ Results of `network.py` replace the recorded steps, so give the files of all run
 together. A result of `time_to_accuracy.py` replaces only the recorded trainings with the same task,
 optimizer, workers and link. `evidence.py` and `local_steps_accuracy.py` leave their own records. In
 a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced. docs/evidence.md
-is replaced as a whole.
+is replaced as a whole. `pictures.py` draws the pictures.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -39,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 EVIDENCE, METHODS = DOCS / "evidence.md", DOCS / "methods.md"
 BENCHMARKS = DOCS / "benchmarks"
-PLOTS = ROOT / "benchmarks"
 
 Lines: TypeAlias = Iterable[str]
 
@@ -112,26 +110,8 @@ def pages() -> dict[Path, str]:
     return {**texts, EVIDENCE: evidence_page.page(found, evidence.command)}
 
 
-def _drawn(measured: records.Record) -> list[records.Record]:
-    """Returns the records of the plots on the page about links."""
-    large = (turns.EXCHANGE, turns.MLP)
-    return [
-        record
-        for record in measured["records"]
-        if record["workers"] == 2 and record["job"] in large
-    ]
-
-
-def _take_plots(results: Iterable[Path]) -> None:
-    """Replaces the plots of pages by the plots in the folders of results."""
-    for file in results:
-        for plot in file.parent.glob(f"{file.stem}-*.png"):
-            if (PLOTS / plot.name).exists():
-                shutil.copy(plot, PLOTS)
-
-
 def _record(results: Sequence[Path]) -> None:
-    """Records new results, and draws the plots of steps.
+    """Records new results.
 
     Raises:
         click.UsageError: If a file is of another program, or a run of steps is not complete.
@@ -151,19 +131,15 @@ def _record(results: Sequence[Path]) -> None:
                 "The pages need the exchange with 2 workers. Give all files of a run together."
             )
         recorded |= measured
-        network_report.draw({**measured, "records": _drawn(measured)}, PLOTS)
-        worth_it.draw(setups(recorded), PLOTS / "worth-it.png")
     if training_runs:
         recorded["setups"] = records.merge_times(training_runs, recorded["setups"])
-        _take_plots(results)
     records.write_network(recorded)
 
 
 @click.command(help=__doc__)
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--steps", is_flag=True, help="Only print tables of all recorded steps.")
-@click.option("--plots", is_flag=True, help="Also draw the plots of records again.")
-def main(results: tuple[Path, ...], steps: bool, plots: bool) -> None:
+def main(results: tuple[Path, ...], steps: bool) -> None:
     if steps:
         print(network_report.markdown(records.read_network()))
         return
@@ -171,10 +147,6 @@ def main(results: tuple[Path, ...], steps: bool, plots: bool) -> None:
         _record(results)
     for page, text in pages().items():
         page.write_text(text)
-    if plots:
-        found = evidence.recorded(records.EVIDENCE)
-        methods_table.draw(found, BENCHMARKS / "methods.png")
-        worth_it.draw(setups(records.read_network()), PLOTS / "worth-it.png")
 
 
 if __name__ == "__main__":

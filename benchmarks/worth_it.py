@@ -16,19 +16,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import click
-import matplotlib
-import numpy as np
 import records
 import turns
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
-from output import COLOURS, DPI, GREY, PLOT_WIDTH, label_ends, table, times
+from output import table, times
 from setups import CASTS, Cost, Setup, fit, ring_bytes, setups
 
 from tf_gradcomp.advice.cost_model import WORTHWHILE
@@ -39,11 +32,6 @@ NO_GAIN = "no gain"
 GOODPUT = 1448 / 1514  # share of TCP's data in Ethernet frames
 LINKS = {"10 Mbit/s": 10, "100 Mbit/s": 100, "1 Gbit/s": 1_000, "10 Gbit/s": 10_000}
 WORKERS = (2, 4, 8, 32)
-SIZES = np.geomspace(1e4, 1e9, 101)
-PLOTTED_SPEEDS = (10, 1e5)
-PLOTTED_WORKERS = (2, 8, 32)
-MEASURED = {"ls": "", "marker": "^", "color": "black", "ms": 7}
-PREDICTED = {"ls": "", "marker": "o", "color": "black", "mfc": "white", "ms": 7}
 NAMES = {
     turns.RESNET: "ResNet-20",
     turns.LSTM: "character LSTM",
@@ -168,8 +156,8 @@ def measured_models(found: Sequence[Setup]) -> list[Model]:
 def larger(models: Sequence[Model]) -> list[Model]:
     """Returns models that were not measured, with a ResNet-50's compression ratio."""
     (exchange,) = (model for model in models if model.job == turns.EXCHANGE)
-    resnet = dataclasses.replace(exchange, name="ResNet-50 of 0.2 s a step", compute=0.2)
-    bert_base = Model("BERT-base of 0.5 s a step", 110e6, 0.5, exchange.fewer)
+    resnet = dataclasses.replace(exchange, name="ResNet-50, if a step takes 0.2 s", compute=0.2)
+    bert_base = Model("BERT-base, if a step takes 0.5 s", 110e6, 0.5, exchange.fewer)
     return [dataclasses.replace(resnet, job=None), bert_base]
 
 
@@ -227,8 +215,10 @@ def small_table(found: Sequence[Setup]) -> list[str]:
     shown = [model for model in models if model.job in (turns.RESNET, turns.MLP)]
     rows = []
     for model in [*shown, *larger(models)]:
+        name, _, seconds = model.name.partition(", if a step takes ")
+        name += f" of {seconds} a step" if seconds else ""
         millions = model.weights / 1e6
-        name = f"{model.name}, {millions:.0f}" if millions > 9 else f"{model.name}, {millions:.1f}"
+        name += f", {millions:.0f}" if millions > 9 else f", {millions:.1f}"
         by_link = cells(model, found, forecast, 2, Steps.over_dense)
         rows.append(
             [
@@ -237,55 +227,6 @@ def small_table(found: Sequence[Setup]) -> list[str]:
             ]
         )
     return table(("your model, 2 workers", *SMALL_LINKS), rows)
-
-
-def draw(found: Sequence[Setup], path: Path) -> None:
-    """Draws lines of predictions, and a mark for each job."""
-    forecast, models = Forecast.of(found), measured_models(found)
-    exchange = next(model for model in models if model.job == turns.EXCHANGE)
-    exchange_only = dataclasses.replace(exchange, compute=0.0)
-    figure, axis = plt.subplots(figsize=(PLOT_WIDTH, 0.72 * PLOT_WIDTH), layout="constrained")
-    axis.set(xscale="log", yscale="log", xlim=(SIZES[0], SIZES[-1]), ylim=PLOTTED_SPEEDS)
-    ends = []
-    for colour, workers in zip(COLOURS, PLOTTED_WORKERS, strict=False):
-        for style, baseline, share in (("-", "float32", 1.0), ("--", "16 bits", 0.5)):
-            curve = [
-                forecast.break_even(dataclasses.replace(exchange_only, weights=n), workers, share)
-                for n in SIZES
-            ]
-            axis.plot(SIZES, curve, style, color=colour)
-            if curve[-1]:
-                ends.append((curve[-1], f"{workers} workers, over {baseline}", colour))
-    label_ends(axis, ends)
-    for model, following in zip(models, [*models[1:], None], strict=True):
-        two_worker_setups = [
-            s for s in found if (s.job, s.workers) == (model.job, 2) and METHOD in s.records
-        ]
-        paid = [setup.speed for setup in two_worker_setups if setup.seconds(METHOD) < setup.dense]
-        if paid:
-            axis.plot([model.weights], [max(paid)], **MEASURED)
-        even = forecast.break_even(model, 2)
-        axis.plot([model.weights], [even], **PREDICTED)
-        crowded = following is not None and following.weights < 2 * model.weights
-        axis.annotate(
-            model.name.partition(",")[0],
-            (model.weights, even),
-            xytext=(-7 if crowded else 7, -10),
-            textcoords="offset points",
-            ha="right" if crowded else "left",
-            fontsize=9,
-        )
-    axis.set(
-        xlabel="weights of the model",
-        ylabel="speed of the link, Mbit/s",
-        title="Below its line, a step with AdaComp is faster than a dense step",
-    )
-    axis.plot([], [], **MEASURED, label="measured: faster on this link, 2 workers")
-    axis.plot([], [], **PREDICTED, label="predicted, with the time of computing")
-    axis.legend(loc="lower right", fontsize=9)
-    axis.grid(alpha=0.3, color=GREY)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})

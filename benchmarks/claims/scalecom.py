@@ -281,7 +281,7 @@ LGC = Paper(
         ),
         Claim(
             "lgc/accuracy",
-            "ResNet101 on CIFAR10 reaches 93.57 %, which is 0.18 points less than with dense "
+            "ResNet101 on CIFAR10 reaches 93.57 %, which is 0.18 points less than uncompressed "
             "training.",
             checked=True,
             ran="LGC's run of the claim above, and uncompressed training. The paper's network and "

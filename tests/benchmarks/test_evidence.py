@@ -203,8 +203,8 @@ def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
     assert claim.verdict(results)[0] == NOT_REPRODUCED
     page = evidence_page.page(of_runs, evidence.command)
     assert "| [adacomp/mnist_cnn](#adacompmnist_cnn) | 1 | **not reproduced** |" in page
-    assert "**Measured:** uncompressed: an error of 2.00 %; AdaComp: 3.00 %." in page
-    assert "(not checked against the paper)" in page
+    assert "**Measured:** error uncompressed: 2.00 %; with AdaComp: 3.00 %." in page
+    assert "**Not checked against the paper:** A CNN on MNIST" in page
     assert "--only adacomp/char_lstm --resume" in page
     assert "Measured with TensorFlow 2.21.0 and Keras 3.15.1 on a CPU." in page
 
