@@ -6,7 +6,7 @@
 The programs of `benchmarks/programs/` train in real worker processes on this machine, one job at a
 time. The measurements, the table and the curves go to `results/`.
 
-Three ratios are given, whose differences docs/how_it_works.md explains:
+Three ratios are given, whose differences docs/methods.md explains:
 
 - payload: bytes of the gradients as float32, divided by the bytes of the whole payload; - paper: as
 the AdaComp paper counts, with 8 or 16 bits for each sent element and one float32 for each layer.

@@ -1,16 +1,15 @@
-"""Repeats the papers' claims, and compares all methods; writes docs/evidence.md.
+"""Repeats the papers' claims, and compares all methods at their defaults.
 
     GRADCOMP_DATA=FOLDER python benchmarks/evidence.py --resume --jobs 2   # runs without a record
     python benchmarks/evidence.py --resume --only "adacomp/*" --only "methods/digits*" --seeds 3
     python benchmarks/evidence.py --overwrite --only adacomp/bins          # repeats these runs
-    python benchmarks/evidence.py --page-only      # only writes the pages, from existing records
     python benchmarks/evidence.py --short          # compares AdaComp's lag with recorded lags
     python benchmarks/evidence.py --record-lags    # records those lags
 
 `claims/` lists the claims of each paper. A claim has a few short trainings by learners in one
-process, and a check of their records. docs/benchmarks/methods_table.md is made of the runs of
-`methods/*`. Each run has a separate process, and adds a record to `records/evidence.jsonl`. FOLDER
-has `shakespeare.txt.gz`, and `mnist.npz` if Keras cannot download it.
+process, and a check of their records. Each run has a separate process, and adds a record to
+`records/evidence.jsonl`. `publish.py` makes docs/evidence.md and the tables of all methods of these
+records. FOLDER has `shakespeare.txt.gz`, and `mnist.npz` if Keras cannot download it.
 
 The lag is that of a small LSTM, in bits per character, trained for a few steps on the text that
 Python has with it. Its loss is multiplied by a small number, so that Adam's epsilon counts: epsilon
@@ -47,7 +46,6 @@ from simulated import WORK, Run, Training
 
 from tf_gradcomp.cli.options import results_folder, results_options
 
-ROOT = Path(__file__).resolve().parents[1]
 MOST_SEEDS = 10
 LAGS = Path(__file__).with_name("lags.json")
 LAGGING = Training("python-faint", 1, 0, 60)
@@ -101,20 +99,6 @@ def command(only: Sequence[str]) -> str:
     return shlex.join(["python", "benchmarks/evidence.py", *patterns, "--resume"])
 
 
-def _write(found: evidence_page.Records, folder: Path) -> list[Path]:
-    """Writes the pages and the plot of records; returns the files."""
-    files = []
-    for name, text in evidence_page.pages(found, command).items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        files.append(file)
-    import pictures  # matplotlib, which the runs do not need
-
-    pictures.methods_of(found, folder / evidence_page.METHODS_PLOT)
-    return [*files, folder / evidence_page.METHODS_PLOT]
-
-
 def lag(seed: int) -> float:
     """Trains dense, and by AdaComp with two learners; returns by how many bits AdaComp is behind.
 
@@ -158,14 +142,6 @@ _ONLY = 'Only claims whose name matches, such as "adacomp/*". Give it several ti
 @click.option("--short", is_flag=True, help="Only compare a short training with recorded lags.")
 @click.option("--record-lags", is_flag=True, help="Only record the lags of the short training.")
 @click.option("--resume", is_flag=True, help="Reuse existing records.")
-@click.option("--page-only", is_flag=True, help="Only write the pages, from existing records.")
-@click.option(
-    "--docs",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=ROOT / "docs",
-    show_default="docs",
-    help="Write the pages into this folder.",
-)
 @results_options(str(records.FOLDER))
 def main(
     only: Sequence[str],
@@ -176,8 +152,6 @@ def main(
     short: bool,
     record_lags: bool,
     resume: bool,
-    page_only: bool,
-    docs: Path,
     results: Path,
     overwrite: bool,
 ) -> None:
@@ -188,15 +162,11 @@ def main(
         LAGS.write_text(json.dumps(lags) + "\n")
         return
     file = results_folder(results, [], overwrite) / records.EVIDENCE.name
-    failed = 0
-    if not page_only:
-        runs = list(with_seeds(chosen(only), seeds))
-        missing = missing_runs(runs, file, overwrite, resume, "--resume")
-        simulated.check_data({run.task for run in missing if isinstance(run, Training)})
-        failed = do_all(missing, file, WORK, Limits(jobs, threads, minutes), "--resume")
-    found = recorded(file)
-    written = _write(found, docs)
-    show(Console(), evidence_page.summary(found), written)
+    runs = list(with_seeds(chosen(only), seeds))
+    missing = missing_runs(runs, file, overwrite, resume, "--resume")
+    simulated.check_data({run.task for run in missing if isinstance(run, Training)})
+    failed = do_all(missing, file, WORK, Limits(jobs, threads, minutes), "--resume")
+    show(Console(), evidence_page.summary(recorded(file)), [file])
     if failed:
         sys.exit(f"{failed} runs failed; their output is in {file.parent}.")
 

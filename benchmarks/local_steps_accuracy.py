@@ -11,11 +11,11 @@ round. Such training exchanges equally often. Its learning rate is that of dense
 with the root of the batch size, as Adam's should.
 
 FOLDER has `shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it. Each run is a
-separate process, and adds a record to benchmarks/records/local_steps.jsonl. `publish.py` makes the
-tables of docs/benchmarks/local_steps.md from the records. Runs of the first pattern of --only come
-first, the longest of them before the others. Bytes are means over steps and workers: a learner's
-payload, and the bytes that a ring of workers sends, both relative to dense training. "Within 1 %"
-is of the metric: 1 % less accuracy, or 1 % more bits.
+separate process, and adds a record to benchmarks/records/local_steps.jsonl. `publish.py` makes
+tables of docs/benchmarks/accuracy.md from the records, and `--tables` prints all of them. Runs of
+the first pattern of --only come first, the longest of them before the others. Bytes are means over
+steps and workers: a learner's payload, and the bytes that a ring of workers sends, both relative to
+dense training. "Within 1 %" is of the metric: 1 % less accuracy, or 1 % more bits.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ ROUNDS = (4, 16, 64)
 COMPARED = ("none", "adacomp", "top-k")
 LONGEST = 64  # of all rounds; the number of steps is a multiple of it
 LEARNERS = (4, 2, 8)
+READINGS = {task: WORKLOADS[task].reading for task in STEPS}
 
 
 def in_order(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
@@ -61,9 +62,13 @@ def in_order(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
 
 
 def tables_of(file: Path) -> str:
-    """Returns the tables of all records in a file."""
-    readings = {task: WORKLOADS[task].reading for task in STEPS}
-    return markdown(compare([*records.by_name(file).values()], readings), readings)
+    """The tables of all records in a file."""
+    return markdown(rows_of(file), READINGS)
+
+
+def rows_of(file: Path) -> list[records.Record]:
+    """The rows of all records in a file."""
+    return compare([*records.by_name(file).values()], READINGS)
 
 
 def _check_steps(_context: Any, _option: Any, steps: int | None) -> int | None:
@@ -105,6 +110,7 @@ _RATES = "How many times the learning rate of dense training is."
 @pool_options
 @results_options(str(records.FOLDER))
 @click.option("--reuse", is_flag=True, help="Take runs that are there already.")
+@click.option("--tables", is_flag=True, help="Only print the tables of all recorded runs.")
 def main(
     only: Sequence[str],
     rounds: Sequence[int],
@@ -120,7 +126,11 @@ def main(
     results: Path,
     overwrite: bool,
     reuse: bool,
+    tables: bool,
 ) -> None:
+    if tables:
+        print(tables_of(results / records.LOCAL_STEPS.name))
+        return
     grid = Grid(rounds, compressor, warmup_steps, rate)
     every = [
         job

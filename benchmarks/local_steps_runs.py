@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import simulated
-from output import spread, table
+from output import spread, table, times
 from pool import Work
 from records import Record, rounded
 from simulated import WORKLOADS, Training
@@ -114,9 +114,9 @@ class Grid:
             self.rounds, OUTER, self.compressors, self.warmups, self.rates
         ):
             yield Job(task, learners, seed, dense_steps, steps, *options, rate=rate)
-        for times in self.rounds:
-            for rate in (1.0, math.sqrt(times)):
-                yield dataclasses.replace(dense, batch=times, rate=rate)
+        for factor in self.rounds:
+            for rate in (1.0, math.sqrt(factor)):
+                yield dataclasses.replace(dense, batch=factor, rate=rate)
 
 
 def _measure(job: Job) -> Record:
@@ -211,11 +211,24 @@ def _sort_key(record: Record, tasks: Sequence[str]) -> tuple:
 
 def markdown(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
     """The tables: the longest rounds that are good enough, and all trainings of each task."""
-    parts = [f"**The longest rounds within 1 % of dense training**\n\n{_longest(rows)}"]
+    parts = [f"**The longest rounds within 1 % of uncompressed training**\n\n{longest(rows)}"]
     for task, steps in dict.fromkeys((row["task"], row["dense_steps"]) for row in rows):
         task_rows = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
         parts.append(f"**{task}, {steps:,} steps**\n\n{_table(task_rows, readings[task])}")
     return "\n".join(parts)
+
+
+def several_seeds(rows: Sequence[Record], readings: Mapping[str, Task], seeds: int = 3) -> str:
+    """The table of the rounds that were trained with enough seeds."""
+    body = []
+    for row in rows:
+        if row["steps"] > 1 and row["seeds"] >= seeds:
+            sign = -1 if readings[row["task"]].rises else 1
+            behind = sign * row["difference"] / (row["quality"] - row["difference"])
+            cells = [row["task"], str(row["learners"]), _named(row), f"{100 * behind:+.1f}"]
+            body.append([*cells, times(row["times fewer sent"])])
+    head = ["task", "workers", "training", "% behind uncompressed", "times fewer bytes sent"]
+    return "\n".join(table(head, body))
 
 
 def _named(row: Record) -> str:
@@ -251,7 +264,7 @@ def _table(rows: Sequence[Record], reading: Task) -> str:
     return "\n".join(table(head, body)) + "\n"
 
 
-def _longest(rows: Sequence[Record]) -> str:
+def longest(rows: Sequence[Record]) -> str:
     local = [row for row in rows if row["steps"] > 1]
     compressors = list(dict.fromkeys(row["compressor"] for row in local))
     body = []
@@ -271,7 +284,7 @@ def _longest(rows: Sequence[Record]) -> str:
             ]
         )
     columns = [f"steps, {'uncompressed' if name == 'none' else name}" for name in compressors]
-    head = ["task", "learners", *columns, "larger batch"]
+    head = ["task", "workers", *columns, "larger batch"]
     return "\n".join(table(head, body)) + "\n"
 
 

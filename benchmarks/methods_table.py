@@ -1,4 +1,4 @@
-"""The table and the plot of all methods at their defaults: their runs, and figures of records."""
+"""The tables of all methods at their defaults: their runs, and figures of records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kernels import METHODS as TIMED
-from output import spread, table
+from output import table, times
 from records import Record
 from simulated import DENSE, WORKLOADS, Encoding, Training
 from turns import ALTERNATING
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
     Attributes:
         workload: Its name.
-        title: Printed name.
+        title: Its name in tables.
         level: How far behind dense training still counts as level, in the metric's unit.
         steps: The number of steps by the number of learners, of which 32 take long.
     """
@@ -166,37 +166,62 @@ def wins(records: Mapping[str, Sequence[Record]]) -> tuple[dict[str, int], int]:
     return counts, setups
 
 
-def markdown(records: Mapping[str, Sequence[Record]], learners: int) -> str:
-    """Returns the table of all methods with so many learners, as Markdown."""
+def markdown(records: Mapping[str, Sequence[Record]], learners: int) -> list[str]:
+    """The lines of a table of all methods with so many workers."""
     header = ["method"]
     for task in TASKS.values():
-        header += [
-            f"{task.title}: {WORKLOADS[task.workload].reading.label}",
-            "behind dense",
-            "MB sent",
-        ]
-    header += ["encode, ms", "decode, ms"]
-    of_tasks = {name: cells(records, name, learners) for name in TASKS}
-    best = {name: unbeaten(found) for name, found in of_tasks.items()}
+        unit = "points" if WORKLOADS[task.workload].reading.rises else "bits"
+        header += [f"{task.title}: {unit} behind", "times fewer bytes"]
+    found = {name: cells(records, name, learners) for name in TASKS}
+    best = {name: unbeaten(task_cells) for name, task_cells in found.items()}
     rows = []
     for method in METHODS:
         row = [f"`{method}`"]
-        for name, found in of_tasks.items():
-            row += _cells(found.get(method), TASKS[name].workload, method in best[name])
-        timed = records.get(Encoding(method, learners, 0).name, [])
-        for part in ("encode_ms", "decode_ms"):
-            row.append(f"{statistics.mean(one[part] for one in timed):.1f}" if timed else "")
+        for name, task_cells in found.items():
+            cell = task_cells.get(method)
+            row += _cells(cell, task_cells.get(DENSE), TASKS[name].workload, method in best[name])
         rows.append(row)
-    return "\n".join(table(header, rows)) + "\n"
+    return table(header, rows)
 
 
-def _cells(cell: Cell | None, task: str, best: bool) -> list[str]:
-    if cell is None:
-        return ["not run yet", "", ""]
-    digits = WORKLOADS[task].reading.digits
-    sent = f"{cell.sent / 1e6:,.2f}"
-    return [
-        spread(cell.quality, digits),
-        f"{cell.behind:+.{digits}f}",
-        f"**{sent}**" if best else sent,
+def _cells(cell: Cell | None, dense: Cell | None, task: str, best: bool) -> list[str]:
+    if cell is None or dense is None:
+        return ["not run yet", ""]
+    fewer = times(dense.sent / cell.sent)
+    return [f"{cell.behind:+.{WORKLOADS[task].reading.digits}f}", f"**{fewer}**" if best else fewer]
+
+
+def fewer_bytes(records: Mapping[str, Sequence[Record]], task: str) -> list[str]:
+    """The lines of a table of how many times fewer bytes each method sends, by workers."""
+    found = {learners: cells(records, task, learners) for learners in LEARNERS}
+    rows = [
+        [f"`{method}`", *(times(each[DENSE].sent / each[method].sent) for each in found.values())]
+        for method in METHODS
+        if all(method in each for each in found.values())
     ]
+    return table(["method", *(f"{learners} workers" for learners in LEARNERS)], rows)
+
+
+def times_of_encoding(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """The lines of a table of the milliseconds of encoding and decoding."""
+    parts = {"encode_ms": "encode", "decode_ms": "decode"}
+    header = [f"{part}, {n} workers" for part in parts.values() for n in LEARNERS]
+    rows = []
+    for method in METHODS:
+        timed = [records.get(Encoding(method, n, 0).name, []) for n in LEARNERS]
+        if all(timed):
+            means = (
+                statistics.mean(record[part] for record in each) for part in parts for each in timed
+            )
+            rows.append([f"`{method}`", *(f"{mean:.1f}" for mean in means)])
+    return table(["method", *header], rows)
+
+
+def named_wins(records: Mapping[str, Sequence[Record]]) -> str:
+    """A sentence on the methods that are unbeaten."""
+    counts, setups = wins(records)
+    best = sorted(filter(counts.get, counts), key=lambda name: -counts[name])
+    if not setups:
+        return "No setup has been measured with all methods yet."
+    named = ", ".join(f"`{name}` in {counts[name]}" for name in best)
+    return f"**Bold in {setups} setups:** {named}. All other methods are bold in none."

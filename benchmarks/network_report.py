@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import turns
 from output import table
 from records import Record
 from turns import AUTO
-
-from tf_gradcomp.compressors.auto import CANDIDATES
 
 ENOUGH_BYTES = 100_000  # of a step; with fewer bytes, the protocols' headers matter
 TOLERANCE = 0.02
@@ -153,18 +148,6 @@ def speed_ups(measured: dict[str, Any], job: str, workers: int) -> dict[str, lis
     return {name: sorted(curve) for name, curve in curves.items()}
 
 
-def break_even(curve: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the Mbit/s above which a contender is not faster than dense; None if unknown.
-
-    The speed is interpolated between two links, with both axes logarithmic.
-    """
-    for (slow, gain), (fast, loss) in itertools.pairwise(curve):
-        if gain >= 1 > loss:
-            share = math.log(gain) / (math.log(gain) - math.log(loss))
-            return slow * (fast / slow) ** share
-    return None
-
-
 def markdown(measured: dict[str, Any]) -> str:
     """Yields the lines of all tables."""
     about = ", ".join(f"{name}: {value}" for name, value in measured["about"].items())
@@ -174,20 +157,18 @@ def markdown(measured: dict[str, Any]) -> str:
         "",
         *table(_LINK_COLUMNS, _links(measured)),
         "",
-        _agreement(tables),
-        *_forecasts(tables),
+        agreement(tables),
+        accuracy(tables),
     ]
     for (job, workers), job_records in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"## {TITLES[job]}, {workers} workers"]
         for (link,), records in grouped(job_records, "link").items():
             parts += ["", f"**{link}**", ""]
             parts += table(_COLUMNS, map(_cells, rows(records)))
-        parts += _even(measured, job, workers)
     return "\n".join(parts) + "\n"
 
 
 _LINK_COLUMNS = ("workers", "link", "Mbit/s", "Mbit/s each way at a time", "round trip, ms")
-_CHOICE_COLUMNS = ("`auto`", "best candidate", "`auto` over it", "its quartiles apart, over it")
 _COLUMNS = (
     "contender",
     "median ms",
@@ -243,51 +224,14 @@ def accuracy(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> str:
     )
 
 
-def choices(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> Iterator[list[str]]:
-    """Yields the cells of a table that compares the choice of `auto` with its best candidate."""
-    for (job, workers, link), records in tables.items():
-        by_name = {record["contender"]: record for record in records}
-        candidates = [by_name[name] for name in CANDIDATES if name in by_name]
-        if AUTO not in by_name or not candidates:
-            continue
-        best = min(candidates, key=milliseconds)
-        median = milliseconds(best)
-        low, high = 1e3 * np.quantile(best["seconds"], [0.25, 0.75])
-        ratio = milliseconds(by_name[AUTO]) / median
-        where = f"{job}, {workers} workers, {link}"
-        yield [where, best["contender"], f"{ratio:.2f}", f"{(high - low) / median:.2f}"]
-
-
-def _forecasts(tables: Mapping[tuple, Sequence[Record]]) -> list[str]:
-    sentence = accuracy(tables)
-    body = list(choices(tables))
-    return [
-        *([sentence] if sentence else []),
-        *(["", *table(_CHOICE_COLUMNS, body)] if body else []),
-    ]
-
-
-def _agreement(tables: Mapping[tuple, Sequence[Record]]) -> str:
+def agreement(tables: Mapping[tuple, Sequence[Record]]) -> str:
+    """A sentence on the number of byte counts that agree with the interface."""
     all_rows = [row for records in tables.values() for row in rows(records)]
     checked = [row.agrees for row in all_rows if row.agrees is not None]
     return (
         f"Of {len(checked)} counts of more than {ENOUGH_BYTES:,} bytes a step, {sum(checked)} are "
         f"within {TOLERANCE:.0%} of what the interface counted."
     )
-
-
-def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
-    curves = speed_ups(measured, job, workers)
-    if all(len(curve) < 2 for curve in curves.values()):
-        return []
-    body = []
-    for name, curve in curves.items():
-        if name in (*turns.DENSE.values(), turns.NOTHING):
-            continue
-        even = break_even(curve)
-        where = f"{even:,.0f}" if even else "above all" if curve[-1][1] >= 1 else "below all"
-        body.append([name, where])
-    return ["", *table(("contender", "break-even, Mbit/s"), body)]
 
 
 def drawable(

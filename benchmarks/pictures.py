@@ -242,7 +242,8 @@ def convergence_digits(path: Path) -> None:
         )
         for method, found in runs.items()
     }
-    title = f"AdaComp is as accurate after each step, with about {round(factor, -1):.0f} times fewer bytes"
+    fewer = f"about {round(factor, -1):.0f} times fewer bytes"
+    title = f"AdaComp is as accurate after each step, with {fewer}"
     subtitle = f"{DIGITS}; mean and range of {len(runs[DENSE])} seeds"
     over_steps_and_bytes(lines, "test accuracy, %", title, subtitle, path, lowest=80)
 

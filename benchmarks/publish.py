@@ -2,143 +2,90 @@
 
     python benchmarks/publish.py
     python benchmarks/publish.py results/default/network.json results/time-to-accuracy-*.json
+    python benchmarks/publish.py --steps     # only prints tables of all recorded steps
 
 Results of `network.py` replace the recorded steps, so give the files of all runs that belong
 together. A result of `time_to_accuracy.py` replaces only the recorded trainings with the same task,
-optimizer, workers and link. `local_steps_accuracy.py` leaves its own records. In a page, the lines
-between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced.
+optimizer, workers and link. `evidence.py` and `local_steps_accuracy.py` leave their own records. In
+a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced. docs/evidence.md
+is replaced as a whole. `pictures.py` draws the pictures.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-import checklist
 import click
+import evidence
+import evidence_page
 import local_steps_accuracy
+import local_steps_runs
+import losses
+import methods_table
 import network_report
-import pictures
 import records
 import time_to_accuracy_report
 import turns
 import worth_it
-from output import table, times
-from setups import CASTS, Setup, setups
-from time_to_accuracy_report import mean_ratio, sooner
-from worth_it import METHOD, NAMES
+from setups import setups
+from worth_it import Steps
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs" / "benchmarks"
-CHECKLIST, WORTH_IT = DOCS / "checklist.md", DOCS / "worth_it.md"
-LOCAL_STEPS = DOCS / "local_steps.md"
-LAST_RUN, SOONER = DOCS / "last_run.md", DOCS / "time_to_accuracy.md"
-FRONT, README = ROOT / "benchmarks" / "README.md", ROOT / "README.md"
+DOCS = ROOT / "docs"
+EVIDENCE, METHODS = DOCS / "evidence.md", DOCS / "methods.md"
+BENCHMARKS = DOCS / "benchmarks"
 
-FRONT_LINKS = ("100 Mbit/s", "1 Gbit/s")
-FRONT_TASKS = {
-    "digits": "the digits network",
-    "transformer": "a small Transformer",
-    "text": "a character LSTM",
-}
-_COLUMNS = ("AdaComp, two workers", *FRONT_LINKS)
+Lines: TypeAlias = Iterable[str]
 
 
-def blocks() -> dict[Path, dict[str, str]]:
-    """Returns the generated parts of all pages, by page and name."""
+def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
+    """The generated parts of all pages, by page and name.
+
+    Args:
+        found: What `evidence.recorded` returns.
+    """
     measured = records.read_network()
-    found, trained = setups(measured), measured["setups"]
-    parts = {
-        CHECKLIST: {
-            "count of steps": checklist.count(found),
+    steps, trained = setups(measured), measured["setups"]
+    grouped = network_report.grouped(measured["records"], "job", "workers", "link")
+    rounds = local_steps_accuracy.rows_of(records.LOCAL_STEPS)
+    readings = local_steps_accuracy.READINGS
+    parts: dict[Path, dict[str, Lines]] = {
+        ROOT / "README.md": {"worth it": worth_it.small_table(steps)},
+        BENCHMARKS / "worth_it.md": {
+            "two workers": worth_it.speed_ups(steps, Steps.over_dense, (2,)),
+            "more workers": worth_it.speed_ups(steps, Steps.over_dense, (4, 8, 32)),
+            "over 16 bits": worth_it.speed_ups(steps, Steps.over_cast, (2, 8)),
+            "models": worth_it.models_table(steps),
+            "losses": [losses.total(steps)],
+            "count of steps": losses.count(steps),
             "count of trainings": time_to_accuracy_report.count(trained),
-            "errors of the model": checklist.held_out(found),
-            "steps": checklist.steps(found),
+            "errors of the model": losses.held_out(steps),
         },
-        WORTH_IT: {"tables": worth_it.full_tables(found)},
-        SOONER: {"trainings": time_to_accuracy_report.details(trained)},
-        LOCAL_STEPS: {"tables": [local_steps_accuracy.tables_of(records.LOCAL_STEPS)]},
-        FRONT: {
-            "findings": _findings(found, trained),
-            "losses": [checklist.total(found)],
+        BENCHMARKS / "time_to_accuracy.md": {
+            "sooner": time_to_accuracy_report.speed_ups(trained),
+            "steps": time_to_accuracy_report.step_times(trained),
         },
-        README: {
-            "losses": [checklist.total(found)],
-            "trainings": _trainings(trained),
-            "speed-ups": _steps(found),
-            "worth it": worth_it.small_table(found),
+        BENCHMARKS / "links.md": {
+            "steps": losses.steps(steps),
+            "counts": [network_report.agreement(grouped), network_report.accuracy(grouped)],
         },
+        BENCHMARKS / "accuracy.md": {
+            "bold": [methods_table.named_wins(found)],
+            **{f"{n} workers": methods_table.markdown(found, n) for n in methods_table.LEARNERS},
+            "longest rounds": [local_steps_runs.longest(rounds)],
+            "rounds": [local_steps_runs.several_seeds(rounds, readings)],
+        },
+        BENCHMARKS / "kernels.md": {"encoding": methods_table.times_of_encoding(found)},
+        METHODS: {"bytes": methods_table.fewer_bytes(found, methods_table.PLOTTED)},
     }
-    texts = {page: _texts(page_blocks) for page, page_blocks in parts.items()}
-    for page in (CHECKLIST, WORTH_IT):
-        texts[page]["machine"] = _machine(measured["about"])
-    return texts
-
-
-def _machine(about: Mapping[str, str]) -> str:
-    names = (turns.TENSORFLOW_NAME, turns.HOROVOD_NAME, turns.TORCH_NAME, "malloc")
-    facts = [f"{name} {about[name]}" for name in names if about.get(name, "none") != "none"]
-    measured = f"Steps were measured on {', '.join([about['machine'], *facts])}."
-    return " ".join([measured, about.get("note", "")]).strip()
-
-
-def _texts(page_blocks: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    return {name: "\n".join(lines).strip() for name, lines in page_blocks.items()}
-
-
-def _findings(found: Sequence[Setup], trained: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Yields the lines of a table of steps and whole trainings."""
-    of_two = [s for s in found if s.workers == 2 and METHOD in s.records]
-    rows = [
-        [f"a step: {NAMES[job]}", *(_step(of_two, job, link) for link in FRONT_LINKS)]
-        for job in dict.fromkeys(setup.job for setup in of_two)
-    ]
-    rows += [
-        [f"to dense accuracy: {name}", *(_training(trained, task, link) for link in FRONT_LINKS)]
-        for task, name in FRONT_TASKS.items()
-    ]
-    return table(_COLUMNS, rows)
-
-
-def _step(found: Sequence[Setup], job: str, link: str) -> str:
-    ratios = (_over_baselines(s) for s in found if (s.job, s.link) == (job, link))
-    return next((f"{times(dense)} ({times(cast)})" for dense, cast in ratios), "")
-
-
-def _training(trained: Sequence[Mapping[str, Any]], task: str, link: str) -> str:
-    link_setups = (s for s in trained if (s["task"], s["workers"], s["link"]) == (task, 2, link))
-    rows = (row for s in link_setups for row in sooner(s) if row.method == METHOD)
-    means = (map(times, (mean_ratio(row.dense), mean_ratio(row.cast))) for row in rows)
-    return next((f"{dense} ({cast})" for dense, cast in means), "")
-
-
-def _over_baselines(setup: Setup) -> tuple[float, float]:
-    """Returns AdaComp's speed-ups over the best dense step and the best 16-bit cast."""
-    cast = min(setup.seconds(name) for name in CASTS if name in setup.records)
-    return setup.dense / setup.seconds(METHOD), cast / setup.seconds(METHOD)
-
-
-def _steps(found: Sequence[Setup]) -> Iterator[str]:
-    """Yields a line on the MLP's steps for each link."""
-    for link in FRONT_LINKS:
-        for setup in found:
-            if (setup.job, setup.workers, setup.link) == (turns.MLP, 2, link):
-                dense, cast = map(times, _over_baselines(setup))
-                yield (
-                    f"At {link}, a step of a model with 2.4 million weights is {dense} times "
-                    f"faster with AdaComp than the best dense step, and {cast} times than with "
-                    "16 bits."
-                )
-
-
-def _trainings(trained: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields a line on the time to an accuracy for each link."""
-    for link in FRONT_LINKS:
-        parts = (f"{name} {_training(trained, task, link)}" for task, name in FRONT_TASKS.items())
-        yield f"At {link}: {'; '.join(parts)}."
+    return {
+        page: {name: "\n".join(lines).strip() for name, lines in page_blocks.items()}
+        for page, page_blocks in parts.items()
+    }
 
 
 def filled(page: str, texts: Mapping[str, str]) -> str:
@@ -156,15 +103,19 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
     return page
 
 
-def write(texts: Mapping[Path, Mapping[str, str]]) -> None:
-    """Writes generated parts into their pages."""
-    for page, page_texts in texts.items():
-        page.write_text(filled(page.read_text(), page_texts))
+def pages() -> dict[Path, str]:
+    """Returns the texts of all pages, with their generated parts from the records."""
+    found = evidence.recorded(records.EVIDENCE)
+    texts = {page: filled(page.read_text(), parts) for page, parts in blocks(found).items()}
+    return {**texts, EVIDENCE: evidence_page.page(found, evidence.command)}
 
 
-@click.command(help=__doc__)
-@click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def main(results: tuple[Path, ...]) -> None:
+def _record(results: Sequence[Path]) -> None:
+    """Records new results.
+
+    Raises:
+        click.UsageError: If a file is of another program, or a run of steps is not complete.
+    """
     runs = [json.loads(file.read_text()) for file in results]
     link_runs = [run for run in runs if "raw" in run]
     training_runs = [run for run in runs if "links" in run]
@@ -180,13 +131,22 @@ def main(results: tuple[Path, ...]) -> None:
                 "The pages need the exchange with 2 workers. Give all files of a run together."
             )
         recorded |= measured
-        write({LAST_RUN: {"tables": network_report.markdown(measured)}})
     if training_runs:
         recorded["setups"] = records.merge_times(training_runs, recorded["setups"])
     records.write_network(recorded)
-    write(blocks())
-    for name in pictures.OF_LINKS:
-        pictures.PICTURES[name](ROOT / name)
+
+
+@click.command(help=__doc__)
+@click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--steps", is_flag=True, help="Only print tables of all recorded steps.")
+def main(results: tuple[Path, ...], steps: bool) -> None:
+    if steps:
+        print(network_report.markdown(records.read_network()))
+        return
+    if results:
+        _record(results)
+    for page, text in pages().items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

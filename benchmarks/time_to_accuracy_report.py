@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pictures
-from checklist import losses
+from losses import losses
 from output import table, times
-from records import PACES
 from trainings import Run
+from turns import AUTO
 
 DENSE = "no_compression"
 HOROVOD = "Horovod"  # dense: each gradient is sent while the others are still computed
@@ -173,21 +173,14 @@ class Sooner:
         dense: The speed-ups over dense training.
         cast: The speed-ups over 16-bit casts; empty if casts were not measured in this setup.
         free: Share of a free network's speed.
-        step: Seconds of a step; None if not recorded.
+        step: Milliseconds of a step; empty if not recorded.
     """
 
     method: str
     dense: Ratios
     cast: Ratios
     free: Ratios
-    step: float | None
-
-    @property
-    def cells(self) -> list[str]:
-        """Returns the cells of a table: means, and ranges over the seeds."""
-        free = "" if None in self.free else f"{statistics.mean(self.free):.0%}"
-        step = "" if self.step is None else f"{1e3 * self.step:.1f}"
-        return [_spread(self.dense), _spread(self.cast), free, step]
+    step: str
 
 
 def sooner(setup: Setup) -> Iterator[Sooner]:
@@ -200,7 +193,8 @@ def sooner(setup: Setup) -> Iterator[Sooner]:
         dense = [row["times faster"] for row in rows]
         cast = [] if method == CAST or not cast_factors else list(map(_over, dense, cast_factors))
         free = [row["of a free network's"] for row in rows]
-        yield Sooner(method, dense, cast, free, rows[0]["seconds of a step"])
+        step = rows[0]["seconds of a step"]
+        yield Sooner(method, dense, cast, free, "" if step is None else f"{1e3 * step:.1f}")
 
 
 def _over(mine: float | None, reference: float | None) -> float | None:
@@ -210,74 +204,55 @@ def _over(mine: float | None, reference: float | None) -> float | None:
     return mine / reference if reference else float("inf")
 
 
-_COUNT = ("method", "later than dense", "than 16 bits")
+METHOD = "adacomp"
+_COMPARED = (CAST, METHOD, FREE)
+_WHERE = ("task", "workers", "link")
 
 
-def count(setups: Sequence[Setup]) -> Iterator[str]:
-    """Yields the lines that count the setups, and each method's losses in them."""
+def count(setups: Sequence[Setup]) -> list[str]:
+    """The lines of a table of each method's losses."""
     methods: dict[str, list[Sooner]] = {}
     for setup in setups:
         for row in sooner(setup):
             methods.setdefault(row.method, []).append(row)
-    tasks = len({setup["task"] for setup in setups})
-    yield f"**{len(setups)} setups of whole trainings** were measured, of {tasks} tasks."
-    yield ""
-    yield from table(
-        _COUNT,
-        (
-            [
-                method,
-                losses([mean_ratio(row.dense) for row in found]),
-                losses([mean_ratio(row.cast) for row in found if row.cast]),
-            ]
-            for method, found in methods.items()
-            if method not in (DENSE, HOROVOD, FREE)
-        ),
+    rows = (
+        [
+            method,
+            losses([mean_ratio(row.dense) for row in found]),
+            losses([mean_ratio(row.cast) for row in found if row.cast]),
+        ]
+        for method, found in methods.items()
+        if method not in (DENSE, HOROVOD, FREE, AUTO)
     )
+    return table(("method", "later than uncompressed", "later than 16 bits"), rows)
 
 
 def mean_ratio(ratios: Ratios) -> float:
-    """Returns the mean; 0 if a seed never reached the accuracy."""
+    """The mean; 0 if a seed never reached the accuracy."""
     return 0.0 if None in ratios else statistics.mean(ratios)
 
 
-_COLUMNS = (
-    "task",
-    "workers",
-    "link",
-    "method",
-    "times sooner than dense",
-    "than 16 bits",
-    "of a free network's speed",
-    "ms a step",
-)
-
-
-_GOAL = "means over the seeds, with their range; all runs have to reach one figure"
-
-
-def details(setups: Sequence[Setup]) -> Iterator[str]:
-    """Yields the lines of a table of methods and setups, for each machine and way of measuring."""
-    setups_by_machine: dict[str, list[Setup]] = {}
+def speed_ups(setups: Sequence[Setup]) -> list[str]:
+    """The lines of a table of how many times sooner a method is than uncompressed training."""
+    rows = []
     for setup in setups:
-        setups_by_machine.setdefault(_measured(setup["about"]), []).append(setup)
-    for about, machine_setups in setups_by_machine.items():
-        yield from ("", about, "", *table(_COLUMNS, _rows(machine_setups)))
+        found = {row.method: row for row in sooner(setup)}
+        ratios = [found[name].dense if name in found else () for name in _COMPARED]
+        rows.append([*_place(setup), *map(_spread, ratios), _spread(found[METHOD].cast)])
+    return table((*_WHERE, *_COMPARED, f"{METHOD}, sooner than 16 bits"), rows)
 
 
-def _measured(about: Mapping[str, Any]) -> str:
-    """Returns a sentence on the machine, and what the figures are."""
-    timed = about.get(PACES)
-    where = f"steps were timed on {timed['machine']}, and trained on" if timed else "on"
-    sentence = f"{where} {about['machine']}: {about.get('rows', _GOAL)}."
-    return sentence[0].upper() + sentence[1:]
-
-
-def _rows(setups: Sequence[Setup]) -> Iterator[list[str]]:
+def step_times(setups: Sequence[Setup]) -> list[str]:
+    """The lines of a table of the milliseconds of a step."""
+    rows = []
     for setup in setups:
-        for row in sooner(setup):
-            name = [setup["task"], str(setup["workers"]), setup["link"], row.method]
-            yield [*name, *row.cells]
+        found = {row.method: row.step for row in sooner(setup)}
+        rows.append([*_place(setup), *(found.get(name, "") for name in (DENSE, *_COMPARED))])
+    return table((*_WHERE, "uncompressed, ms", *(f"{name}, ms" for name in _COMPARED)), rows)
+
+
+def _place(setup: Setup) -> list[str]:
+    return [setup["task"], str(setup["workers"]), setup["link"]]
 
 
 def _spread(ratios: Ratios) -> str:

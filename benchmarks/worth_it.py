@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import click
 import records
@@ -27,6 +28,7 @@ from tf_gradcomp.advice.cost_model import WORTHWHILE
 
 METHOD = "adacomp"
 LABEL = "AdaComp"
+NO_GAIN = "no gain"
 GOODPUT = 1448 / 1514  # share of TCP's data in Ethernet frames
 LINKS = {"10 Mbit/s": 10, "100 Mbit/s": 100, "1 Gbit/s": 1_000, "10 Gbit/s": 10_000}
 WORKERS = (2, 4, 8, 32)
@@ -59,20 +61,34 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The seconds of a model's step: dense, with 16-bit casts, and with AdaComp."""
+    """The seconds of a model's step: uncompressed, with 16-bit casts, and with AdaComp."""
 
     dense: float
     cast: float
     sparse: float
 
-    def verdict(self) -> str:
-        """The recommended method, and its speed-ups over dense steps and casts."""
+    @property
+    def best(self) -> str:
+        """The method to use; empty if none saves enough."""
         enough = 1 - WORTHWHILE
         if self.sparse <= enough * min(self.dense, self.cast):
-            return f"{LABEL} {times(self.dense / self.sparse)} ({times(self.cast / self.sparse)})"
-        if self.cast <= enough * self.dense:
-            return f"16 bits {times(self.dense / self.cast)}"
-        return "no"
+            return LABEL
+        return "cast" if self.cast <= enough * self.dense else ""
+
+    def over_dense(self) -> str:
+        """The recommended method, and its speed-up over uncompressed steps."""
+        if not self.best:
+            return NO_GAIN
+        return f"{self.best} {times(self.dense / self.seconds)}"
+
+    def over_cast(self) -> str:
+        """AdaComp's speed-up over 16-bit casts, where it is recommended."""
+        return times(self.cast / self.sparse) if self.best == LABEL else NO_GAIN
+
+    @property
+    def seconds(self) -> float:
+        """Of the recommended method's step."""
+        return {LABEL: self.sparse, "cast": self.cast}.get(self.best, self.dense)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,16 +161,20 @@ def larger(models: Sequence[Model]) -> list[Model]:
     return [dataclasses.replace(resnet, job=None), bert_base]
 
 
+Cell: TypeAlias = Callable[[Steps], str]
+
+
 def cells(
-    model: Model, found: Sequence[Setup], forecast: Forecast, workers: int, on: Iterable[str]
-) -> Iterator[str]:
-    """Yields a cell for each link, in bold if measured."""
+    model: Model, found: Sequence[Setup], forecast: Forecast, workers: int, text: Cell
+) -> dict[str, str]:
+    """A cell for each link, in bold if measured."""
     there = {s.link: s for s in found if (s.job, s.workers) == (model.job, workers)}
-    for link in on:
-        if link in there:
-            yield f"**{_measured(there[link]).verdict()}**"
-        else:
-            yield forecast.steps(model, workers, LINKS[link]).verdict()
+    return {
+        link: f"**{text(_measured(there[link]))}**"
+        if link in there
+        else text(forecast.steps(model, workers, speed))
+        for link, speed in LINKS.items()
+    }
 
 
 def _measured(setup: Setup) -> Steps:
@@ -162,57 +182,51 @@ def _measured(setup: Setup) -> Steps:
     return Steps(setup.dense, cast, setup.seconds(METHOD))
 
 
-def full_tables(found: Sequence[Setup]) -> Iterator[str]:
-    """Yields the lines of a table for each number of workers."""
-    forecast = Forecast.of(found)
+def models_table(found: Sequence[Setup]) -> list[str]:
+    """The lines of a table of the models."""
     models = measured_models(found)
-    for workers in WORKERS:
-        yield from ("", f"**{workers} workers**", "")
-        yield from _table([*models, *larger(models)], found, forecast, workers)
-
-
-def _table(
-    models: Sequence[Model], found: Sequence[Setup], forecast: Forecast, workers: int
-) -> list[str]:
-    header = ("model", "million weights", "computing, ms", "times fewer bytes", *LINKS)
     return table(
-        header,
+        ("model", "million weights", "computing a step, ms", "times fewer bytes sent, 2 workers"),
         (
-            [
-                model.name,
-                f"{model.weights / 1e6:.3g}",
-                f"{1e3 * model.compute:.0f}",
-                f"{model.fewer:.0f}",
-                *cells(model, found, forecast, workers, LINKS),
-            ]
-            for model in models
+            [m.name, f"{m.weights / 1e6:.3g}", f"{1e3 * m.compute:.0f}", f"{m.fewer:.0f}"]
+            for m in [*models, *larger(models)]
         ),
     )
 
 
-SMALL = {2: ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"), 8: ("100 Mbit/s", "1 Gbit/s")}
+def speed_ups(found: Sequence[Setup], text: Cell, numbers: Sequence[int]) -> Iterator[str]:
+    """Yields the lines of a table for each number of workers."""
+    forecast, models = Forecast.of(found), measured_models(found)
+    for workers in numbers:
+        yield from ("", f"**{workers} workers**", "")
+        rows = (
+            [model.name, *cells(model, found, forecast, workers, text).values()]
+            for model in [*models, *larger(models)]
+        )
+        yield from table(("model", *LINKS), rows)
+
+
+SMALL_LINKS = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s")
 
 
 def small_table(found: Sequence[Setup]) -> list[str]:
-    """The lines of the README's table."""
-    forecast = Forecast.of(found)
-    models = measured_models(found)
-    header = [f"{n} workers, {link}" for n, links in SMALL.items() for link in links]
-    return table(
-        ("model", "million weights", *header),
-        (
+    """The lines of the README's table: two workers."""
+    forecast, models = Forecast.of(found), measured_models(found)
+    shown = [model for model in models if model.job in (turns.RESNET, turns.MLP)]
+    rows = []
+    for model in [*shown, *larger(models)]:
+        name, _, seconds = model.name.partition(", if a step takes ")
+        name += f" of {seconds} a step" if seconds else ""
+        millions = model.weights / 1e6
+        name += f", {millions:.0f}" if millions > 9 else f", {millions:.1f}"
+        by_link = cells(model, found, forecast, 2, Steps.over_dense)
+        rows.append(
             [
-                model.name,
-                f"{model.weights / 1e6:.3g}",
-                *(
-                    cell
-                    for workers, on in SMALL.items()
-                    for cell in cells(model, found, forecast, workers, on)
-                ),
+                f"{name} million weights",
+                *(by_link[link].replace(f"{LABEL} ", "") for link in SMALL_LINKS),
             ]
-            for model in [*models, *larger(models)]
-        ),
-    )
+        )
+    return table(("your model, 2 workers", *SMALL_LINKS), rows)
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
@@ -228,7 +242,7 @@ def main(weights: float, compute: float, fewer: float) -> None:
         (
             [
                 str(workers),
-                *(forecast.steps(model, workers, speed).verdict() for speed in LINKS.values()),
+                *(forecast.steps(model, workers, speed).over_dense() for speed in LINKS.values()),
             ]
             for workers in WORKERS
         ),

@@ -14,6 +14,7 @@ from simulated import WORKLOADS, Training
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, CANNOT_RUN, NOT_RUN = "undecided", "cannot be run here", "not run yet"
 NATS = math.log(2)  # in a bit
+DENSE = "dense"
 POINT = 1.0  # of the 360 images of digits, an accuracy has a deviation of 0.7 points
 FAIR = 1.3  # times the ratio of what a method is compared with
 IMAGE = 100 / 360  # points that one of these images is worth
@@ -29,12 +30,12 @@ class Outcome:
 
     Attributes:
         holds: Whether the claim is reproduced; None if the runs cannot tell.
-        found: The measured values, for a cell of a table.
+        found: The measured values, with what each is.
         why: A sentence that gives the reason.
     """
 
     holds: bool | None
-    found: str
+    found: Mapping[str, str]
     why: str
 
 
@@ -45,8 +46,7 @@ class Claim:
     Attributes:
         name: The paper's name, and the claim's.
         says: A sentence with what the paper says, and on what.
-        figure: The paper's values, for a cell of a table.
-        recalled: Whether the figure is recalled, and was not read in the paper.
+        checked: Whether what it says was read in the paper, its abstract or its authors' code.
         ran: A sentence with what was run.
         runs: The trainings by label, with seed 0.
         check: Judges the records.
@@ -55,8 +55,7 @@ class Claim:
 
     name: str
     says: str
-    figure: str
-    recalled: bool
+    checked: bool
     ran: str = ""
     runs: Mapping[str, Training] = dataclasses.field(default_factory=dict)
     check: Callable[[Results], Outcome] | None = None
@@ -85,9 +84,9 @@ class Paper:
     claims: Sequence[Claim]
 
 
-def compressed(training: Training, learners: int, compressor: str = "adacomp") -> Training:
-    """Returns dense training, done by learners with a method."""
-    return dataclasses.replace(training, learners=learners, compressor=compressor)
+def compressed(training: Training, workers: int, compressor: str = "adacomp") -> Training:
+    """Returns uncompressed training, done by several workers with a method."""
+    return dataclasses.replace(training, learners=workers, compressor=compressor)
 
 
 def _untrained(results: Results) -> str:
@@ -100,7 +99,8 @@ def _untrained(results: Results) -> str:
         return ""
     unit = reading.label.rpartition(", ")[2]
     return (
-        f"Dense training itself reached {reached:.1f} {unit}, and {limit:g} was asked for. The run "
+        f"Uncompressed training itself reached {reached:.1f} {unit}, and {limit:g} was asked for. "
+        f"The run "
         "is too short, or its learning rate too large, to judge compression by."
     )
 
@@ -166,8 +166,14 @@ def mean_behind(results: Results, label: str, dense: str = "dense") -> float:
 
 
 def points(results: Results, label: str, digits: int = 2) -> str:
-    """Returns a quality with its spread over the seeds."""
+    """A quality with its spread over the seeds."""
     return spread(qualities(results, label), digits)
+
+
+def accuracies(results: Results, *labels: str, digits: int = 1) -> dict[str, str]:
+    """The accuracies of runs, by label."""
+    names = {DENSE: "uncompressed"}
+    return {names.get(label, label): f"{points(results, label, digits)} %" for label in labels}
 
 
 def error(results: Results, label: str) -> str:

@@ -83,29 +83,8 @@ def test_speed_ups_are_at_the_speed_of_both_directions(measured):
     assert curve == [(90, pytest.approx(40)), (10_000, pytest.approx(0.5))]
 
 
-@pytest.mark.parametrize(
-    ("curve", "even"),
-    [
-        ([(10, 4.0), (1000, 0.25)], 100),
-        ([(10, 4.0), (100, 1.0), (1000, 0.5)], 100),
-        ([(10, 4.0), (1000, 2.0)], None),
-        ([(10, 0.5), (1000, 0.4)], None),
-    ],
-)
-def test_break_even_is_where_the_speed_up_is_one(curve, even):
-    assert network_report.break_even(curve) == (even and pytest.approx(even))
-
-
 def test_predictions_that_are_close_are_counted(measured):
     groups = network_report.grouped(measured["records"], "link")
     # 19 ms for 20 on the slow link, 14 for 40 on the unshaped one
     assert network_report.accuracy(groups).startswith("Of 2 predictions 1 are within 20%")
     assert not network_report.accuracy({("10 Mbit/s",): [record(turns.ALL_REDUCE, [800])]})
-
-
-def test_the_choice_is_compared_with_the_best_candidate(records):
-    chosen = record("auto", [22, 23, 21])
-    table = {(turns.MLP, 2, "100 Mbit/s"): [*records, chosen]}
-    (cells,) = network_report.choices(table)
-    assert cells == ["mlp, 2 workers, 100 Mbit/s", "adacomp", "1.10", "0.20"]
-    assert not list(network_report.choices({(turns.MLP, 2, "100 Mbit/s"): records}))

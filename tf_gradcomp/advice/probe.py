@@ -229,7 +229,7 @@ def _probe(
     return ProbeResult(predictions, [spec.path for spec in specs if spec.kind == EMBEDDING])
 
 
-# These methods exceed a limit of docs/advise.md, by its figures.
+# These methods exceed a limit of docs/benchmarks/accuracy.md, by its figures.
 _BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
 
 

@@ -45,9 +45,9 @@ class AdaComp(Plannable):
     more if few entries matter. Payloads are gathered, so the bytes that each replica receives grow
     with the number of replicas.
 
-    Use it first: it needs no setting, and trained as well as uncompressed with 2 to 32 workers. Its
-    bytes grow with the number of workers, so compare it with `cast` from about 16 on. AdaComp reads
-    the gradient and the residual once or twice, without a sort.
+    Use it by default: it needs no tuning, and pays on slow links for up to about 16 workers. With
+    dozens of workers, use `ArcTopK` or `Cast`. AdaComp reads the gradient and the residual once or
+    twice, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see

@@ -10,7 +10,7 @@ from tf_gradcomp.compressors.base import Compressor
 
 BASELINE = "no_compression"
 DEFAULT = "adacomp"  # of gc.CompressedOptimizer
-# Each was measured to train about as well as dense: docs/advise.md has the limits and figures.
+# Each was measured to train about as well as dense: see docs/benchmarks/accuracy.md.
 CANDIDATES = (BASELINE, "cast", "adacomp")
 
 

@@ -128,7 +128,7 @@ class LGreCo(Compressor):
     loop. Until the first plan, the method's own settings are used. A plan is made from the sum of
     the first replica's gradients since the last plan, in their compressed units but without the
     residual; skipped steps are excluded. The last steps of a period alone would give other plans
-    (docs/lgreco_measured.md).
+    (docs/research_methods.md).
 
     Use it if layers differ much in size and kind. L-GreCo keeps a sum of the gradients on each
     replica, as large as the model, and the first replica reads its gradients once more. Vectors,

@@ -166,7 +166,7 @@ class DelayCheck(keras.callbacks.Callback):
 
     The log `residual_cosine` compares a worker's residuals with those of `every` exchanges before.
     Near 0, other gradients are delayed now; near 1, the same ones still are, which holds training
-    back. Above 0.45, the chief warns once; docs/which_compressor.md says what the check misses.
+    back. Above 0.45, the chief warns once; docs/advise.md says what the check misses.
 
     Args:
         every: Exchanges between two checks. Each worker keeps a copy of its residuals.
