@@ -202,49 +202,29 @@ def _table(
     )
 
 
-SMALL_LINKS = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s")
-SMALL_MEASURED = (turns.RESNET, turns.MLP)
+SMALL = {2: ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"), 8: ("100 Mbit/s", "1 Gbit/s")}
 
 
 def small_table(found: Sequence[Setup]) -> list[str]:
-    """The lines of the README's table: the speed-ups of two workers, and of more in a sentence."""
+    """The lines of the README's table."""
     forecast = Forecast.of(found)
-    resnet, bert_base = larger(measured_models(found))
-    models = [model for model in measured_models(found) if model.job in SMALL_MEASURED]
-    rows = [
-        [
-            described(model),
-            *map(gain, cells(model, found, forecast, 2, SMALL_LINKS)),
-        ]
-        for model in [*models, resnet, bert_base]
-    ]
-    with_eight = [
-        f"{gain(cell)} at {link}"
-        for link, cell in zip(
-            SMALL_LINKS[:2], cells(resnet, found, forecast, 8, SMALL_LINKS[:2]), strict=True
-        )
-    ]
-    return [
-        *table(("your model, two workers", *SMALL_LINKS), rows),
-        "",
-        f"With eight workers, the figures of the ResNet-50 are {' and '.join(with_eight)}.",
-    ]
-
-
-def described(model: Model) -> str:
-    """Returns a model's name, size and, if it was assumed, time of a step."""
-    name, _, condition = model.name.partition(", if a step takes ")
-    step = f", {condition} a step" if condition else ""
-    return f"{name}, {model.weights / 1e6:.3g} million weights{step}"
-
-
-def gain(cell: str) -> str:
-    """Returns the speed-up over dense steps of a cell with a verdict."""
-    mark = "**" if cell.startswith("**") else ""
-    words = cell.strip("*").split(" (")[0].removeprefix(f"{LABEL} ")
-    if words == "no":
-        words = "no gain"
-    return f"{mark}{words}{mark}"
+    models = measured_models(found)
+    header = [f"{n} workers, {link}" for n, links in SMALL.items() for link in links]
+    return table(
+        ("model", "million weights", *header),
+        (
+            [
+                model.name,
+                f"{model.weights / 1e6:.3g}",
+                *(
+                    cell
+                    for workers, on in SMALL.items()
+                    for cell in cells(model, found, forecast, workers, on)
+                ),
+            ]
+            for model in [*models, *larger(models)]
+        ),
+    )
 
 
 def draw(found: Sequence[Setup], path: Path) -> None:
