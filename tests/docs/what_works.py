@@ -170,7 +170,7 @@ ROWS = {
         [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
-    "[several GPUs in each host](clusters.md)": (
+    "[several GPUs in each host](clusters.md#several-gpus-in-a-host)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
         NOT_THERE,
         [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
