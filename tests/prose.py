@@ -17,9 +17,7 @@ CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup
 LONGEST_SENTENCE = 30  # words, in a docstring
 PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
-PAGES_TO_DO = (
-    "docs/methods.md",
-)
+PAGES_TO_DO = ("docs/methods.md",)
 LONGEST_SUBJECT = 72
 MAIN = ("origin/main", "main")
 

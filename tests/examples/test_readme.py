@@ -99,6 +99,14 @@ def test_the_command_line_takes_the_options_of_the_page(page):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_shell_reads_the_commands_of_the_page(page):
+    blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
+    done = subprocess.run(["bash", "-n"], input="\n".join(blocks), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.quick
 def test_the_readme_installs_what_is_there():
     for _, script, name in commands(README, "python3"):
         assert f'"{name}"' in (ROOT / script).read_text()
