@@ -17,7 +17,6 @@ CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup
 LONGEST_SENTENCE = 30  # words, in a docstring
 PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
-PAGES_TO_DO = ("README.md",)
 LONGEST_SUBJECT = 72
 MAIN = ("origin/main", "main")
 
@@ -58,11 +57,9 @@ def is_command(line: str) -> bool:
     return line.strip() == "\b" or line.startswith(("    ", "|", "gradcomp ", "python"))
 
 
-def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
+def long_cells() -> Iterator[str]:
     """Yields the cells of tables that have more than `MOST_WORDS`."""
     for file in files(PAGES, ".md"):
-        if str(file.relative_to(ROOT)) in to_do:
-            continue
         text = re.sub(r"^```.*?^```$", blank, file.read_text(), flags=re.M | re.S)
         for index, line in enumerate(text.splitlines(), 1):
             cells = line.strip().strip("|").split("|") if line.startswith("|") else []
@@ -74,14 +71,6 @@ def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
 def blank(code: re.Match) -> str:
     """Returns empty lines in place of code, so that line numbers stay right."""
     return "\n" * code[0].count("\n")
-
-
-def done() -> Iterator[str]:
-    """Yields the exceptions without faults, which are to be deleted."""
-    places = {fault.partition(":")[0] for fault in long_cells(())}
-    for name in PAGES_TO_DO:
-        if name not in places:
-            yield f"tests/prose.py: {name} has no faults left: delete it from the list"
 
 
 def place(file: Path, line: int) -> str:
@@ -114,7 +103,7 @@ def git(*arguments: str) -> str | None:
 def main() -> int:
     """Prints all faults; returns the exit code."""
     faults = list(long_sentences())
-    faults += [*long_cells(), *long_subjects(), *done()]
+    faults += [*long_cells(), *long_subjects()]
     print("\n".join(faults or ["prose: no faults"]))
     return bool(faults)
 

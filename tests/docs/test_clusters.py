@@ -93,7 +93,7 @@ def test_the_image_is_made_of_what_is_there_and_as_the_readme_installs():
     installed = " ".join(" ".join(lines).split()).replace("--no-cache-dir ", "")
     for command in (
         'pip install "tensorflow-cpu>=2.17,<2.22"',
-        "pip install --no-build-isolation .",
+        "pip install .",
         "gradcomp info",
     ):
         assert command in installed

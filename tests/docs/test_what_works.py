@@ -1,4 +1,4 @@
-"""README's table of what works with what says "yes" where there is a test, and nowhere else."""
+"""The page's table of what works with what says "yes" where there is a test, and nowhere else."""
 
 import ast
 import functools
@@ -9,12 +9,12 @@ import pytest
 from tests.docs.what_works import COLUMNS, ROWS, named_in, said
 
 TESTS = Path(__file__).resolve().parents[1]
-README = TESTS.parent / "README.md"
+PAGE = TESTS.parent / "docs" / "compatibility.md"
 
 
 def table():
     """The cells of each row, by the row's name; the header is one of them."""
-    section = README.read_text().partition("\n## What works with what\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("\n## What works with what\n")[2].partition("\n## ")[0]
     rows = [line.strip("| \n") for line in section.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in row.split("|")] for row in rows if not row.startswith("-")]
     return {row[0]: tuple(row[1:]) for row in rows[1:]}, tuple(rows[0])

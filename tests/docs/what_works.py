@@ -1,4 +1,4 @@
-"""The tests behind README's table of what works with what.
+"""The tests behind the table of what works with what, in docs/compatibility.md.
 
 For each row, in the order of the columns: the tests of a cell that says "yes", or what else it
 says. A name in brackets is one that the test is parametrized with.
@@ -16,6 +16,7 @@ COLUMNS = (
     "Keras 2, Horovod",
 )
 NOT_THERE = "-"
+NOT_TESTED = "not tested"
 
 ROWS = {
     "`fit`": (
@@ -32,6 +33,27 @@ ROWS = {
         NOT_THERE,
         [f"{KERAS2}metrics_and_predictions_equal_one_process"],
         NOT_THERE,
+    ),
+    "`EarlyStopping`": (
+        [f"{STRATEGY}fit.py::test_early_stopping_stops_all_workers_at_once"],
+        NOT_THERE,
+        NOT_TESTED,
+        NOT_THERE,
+    ),
+    "`class_weight`, `sample_weight`": (
+        [
+            f"{STRATEGY}optimizer_features.py::test_two_workers_train_as_one_process_with[{case}]"
+            for case in ("momentum, schedule and class_weight", "AdamW and sample_weight")
+        ],
+        NOT_TESTED,
+        NOT_TESTED,
+        NOT_TESTED,
+    ),
+    "`steps_per_execution`": (
+        [f"{STRATEGY}fit.py::test_steps_per_execution_changes_nothing"],
+        [f"{HOROVOD}steps_in_one_execution_equal_separate_steps"],
+        NOT_TESTED,
+        NOT_TESTED,
     ),
     "a training loop": (
         [f"{STRATEGY}optimizer_features.py::test_training_loop_trains_as_one_process"],
@@ -148,13 +170,13 @@ ROWS = {
         [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
-    "several GPUs in each host, on [two levels](docs/two_levels.md)": (
+    "[several GPUs in each host](clusters.md#several-gpus-in-a-host)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
         NOT_THERE,
         [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
         NOT_THERE,
     ),
-    "[local steps](docs/local_steps.md)": (
+    "[local steps](local_steps.md)": (
         [
             f"{STRATEGY}local_steps.py::test_workers_average_what_they_learn_in_a_round",
             f"{STRATEGY}local_steps.py::test_fragments_are_exchanged_in_turn",
@@ -164,7 +186,7 @@ ROWS = {
         NOT_THERE,
         NOT_THERE,
     ),
-    "[gossip](docs/gossip.md)": (
+    "[gossip](gossip.md)": (
         [
             f"{STRATEGY}gossip.py::test_neighbours_on_a_ring_move_by_their_low_rank_difference",
             f"{STRATEGY}gossip.py::test_fit_evaluates_the_mean",
