@@ -12,6 +12,7 @@
     python3 dev.py kernels                 # whether a kernel is far slower than recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
+    python3 dev.py docs --serve            # and opens it in a browser
     python3 dev.py wheel                   # a wheel for all supported TensorFlows, in dist/
     python3 dev.py wheel --check           # and installs it into fresh environments, and trains
 
@@ -276,7 +277,7 @@ def parse_arguments() -> argparse.Namespace:
             "docs",
             "build the documentation as a site",
             ("docs",),
-            [["-m", "mkdocs", "build", "--strict"]],
+            [["docs/site.py"], ["-m", "zensical", "build", "--strict", "--clean"]],
         ),
         (
             "lint",
@@ -292,6 +293,15 @@ def parse_arguments() -> argparse.Namespace:
     ):
         subparser = subparsers.add_parser(name, help=description, description=description)
         subparser.set_defaults(extras=extras, commands=commands, extra=[], horovod=False)
+        if name == "docs":
+            subparser.add_argument(
+                "--serve",
+                dest="commands",
+                action="store_const",
+                const=[["docs/site.py"], ["-m", "zensical", "serve", "--open"]],
+                default=commands,
+                help="open it in a browser, until Ctrl-C",
+            )
         if len(commands) == 1:
             subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
         if name == "test":

@@ -1,7 +1,7 @@
-"""Runs the Python of pages of the documentation, on each of two workers: PAGE,... FOLDER.
+"""Runs the Python of pages of the documentation, on each of two workers: NAME,... FOLDER.
 
-The pages share one strategy. This module provides the parts that pages leave to the reader, such as
-data.
+A name is a page's, or a section's of the page of recipes. All share one strategy. This module
+provides the parts that they leave to the reader, such as data.
 """
 
 import json
@@ -23,12 +23,29 @@ ROWS = 256
 
 
 ALONE = "# In a program of one process:\n"
+RECIPES = {
+    "learning_rate": "The learning rate and the number of workers",
+    "precision": "Mixed precision, accumulation, clipping",
+    "fit": "What `fit` takes",
+    "fine_tuning": "Fine-tuning a pretrained model",
+    "train_step": "A `train_step` of your own",
+    "gan": "Two optimizers: a GAN",
+    "several_models": "Several models",
+}
 
 
-def code(page, single=False):
+def text(name):
+    """The text of a page, or of a recipe."""
+    if name not in RECIPES:
+        return (DOCS / f"{name}.md").read_text()
+    _, heading, rest = (DOCS / "recipes.md").read_text().partition(f"\n## {RECIPES[name]}\n")
+    assert heading, name
+    return rest.partition("\n## ")[0]
+
+
+def code(name, single=False):
     """The Python of a page as one program: the part for workers, or the part for one process."""
-    text = (DOCS / f"{page}.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", text(name), re.M | re.S)
     return "\n".join(block for block in blocks if block.startswith(ALONE) == single)
 
 
@@ -55,9 +72,9 @@ def given(strategy, folder):
 def train_step_uncompressed(names):
     """The page's program, in a form in which two workers train like one process."""
     wrapped = "gc.CompressedOptimizer(keras.optimizers.SGD(0.05))"
-    text = code("train_step")
-    assert wrapped in text
-    exec(text.replace(wrapped, wrapped[:-1] + ', "no_compression")'), names)
+    program = code("train_step")
+    assert wrapped in program
+    exec(program.replace(wrapped, wrapped[:-1] + ', "no_compression")'), names)
     return [weight.tolist() for weight in names["model"].get_weights()]
 
 
@@ -101,16 +118,25 @@ def run_several_models(names):
     }
 
 
-def run_frozen_layers(names):
+def run_fine_tuning(names):
     exchange = names["model"].optimizer.exchange
     steps = exchange.traffic().exchanges
     return {
         "weights": digest(names["model"].get_weights()),
         "losses": losses(names["model"]),
         "elements": [
-            names["sent_frozen"] // 4 // steps,
+            names["head_bytes"] // 4 // steps,
             exchange.traffic().dense_bytes // 4 // steps,
         ],
+    }
+
+
+def run_fit(names):
+    models = [names["model"], names["classifier"]]
+    return {
+        "weights": digest(weight for model in models for weight in model.get_weights()),
+        "epochs": len(names["stopped"].epoch),
+        "losses": names["stopped"].history["val_loss"],
     }
 
 
@@ -134,7 +160,7 @@ def run_precision(names):
     }
 
 
-def run_inference(names):
+def run_checkpoints(names):
     loaded = names["loaded"].predict(names["x"], verbose=0)
     return {
         "rows": len(names["predictions"]),

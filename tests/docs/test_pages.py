@@ -11,16 +11,7 @@ from tests.bounds import training
 from tests.docs import programs
 from tests.workers import OPTIMIZED, result, run_workers
 
-PAGES = [
-    "train_step",
-    "gan",
-    "several_models",
-    "frozen_layers",
-    "learning_rate",
-    "precision",
-    "inference",
-    "data",
-]
+PAGES = [*programs.RECIPES, "checkpoints", "data"]
 ROWS_OF_FILES = (40, 200, 90)
 # SGD(0.05) on a squared error, whose curvature is 2. A gradient is the mean of 2 (prediction - y) x
 # over 32 rows, whose terms are 8 on average at most, and a prediction is a sum over 8 inputs.
@@ -61,7 +52,7 @@ def test_all_workers_train_the_same_model(found, page):
 
 
 @pytest.mark.parametrize(
-    "page", ["train_step", "several_models", "frozen_layers", "learning_rate", "precision"]
+    "page", ["train_step", "several_models", "fine_tuning", "learning_rate", "precision", "fit"]
 )
 def test_the_loss_falls(found, page):
     losses = found[0][page]["losses"]
@@ -81,7 +72,7 @@ def test_a_train_step_on_two_workers_trains_as_in_one_process(found):
 
 def test_both_optimizers_of_a_gan_exchange_compressed(found):
     gan = found[0]["gan"]
-    assert gan["compressors"] == ["adacomp", "scalecom"]
+    assert gan["compressors"] == ["adacomp", "cast"]
     assert gan["exchanges"] == [16, 16]
     assert all(gan["smaller"])
     assert gan["metrics"] == ["discriminator_loss", "generator_loss"]
@@ -95,7 +86,12 @@ def test_several_models_train_in_one_program(found):
 
 
 def test_gradients_of_frozen_layers_are_not_sent(found):
-    assert found[0]["frozen_layers"]["elements"] == [33, 33 + 8 * 32 + 32]
+    assert found[0]["fine_tuning"]["elements"] == [33, 33 + 8 * 32 + 32]
+
+
+def test_fit_stops_early_on_all_workers(found):
+    chief, other = (report["fit"]["epochs"] for report in found)
+    assert chief == other < 20
 
 
 def test_the_schedule_ends_with_the_training(found):
@@ -110,14 +106,14 @@ def test_accumulation_exchanges_at_every_second_step(found):
 
 def test_a_model_predicts_the_same_without_its_wrapper(found):
     for report in found:
-        assert report["inference"]["rows"] == 1024
-        assert report["inference"]["difference"] == 0
-        assert report["inference"]["optimizer"] == "Adam"
+        assert report["checkpoints"]["rows"] == 1024
+        assert report["checkpoints"]["difference"] == 0
+        assert report["checkpoints"]["optimizer"] == "Adam"
 
 
 def test_the_inner_optimizer_continues_alone(found, folder):
     names = programs.given(tf.distribute.get_strategy(), folder)
-    exec(programs.code("inference", single=True), names)
+    exec(programs.code("checkpoints", single=True), names)
     adam = names["again"].optimizer
     assert type(adam) is keras.optimizers.Adam
     assert all(np.max(velocity.numpy()) > 0 for velocity in adam._velocities)

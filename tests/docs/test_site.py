@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     ROOT / "benchmarks" / "README.md",
+    ROOT / "keras_examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 HOMES = {"tf_gradcomp": "index"}
@@ -29,17 +31,30 @@ def without_code(text):
 
 @functools.cache
 def anchors(page):
-    """Yields the anchors of the headings, as GitHub and mkdocs make them."""
+    """Yields the anchors of the headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
 
 
+def links(page):
+    """Yields the links to files of the repository, and to headings."""
+    for target in re.findall(r"\]\(([^)]+)\)", without_code(page.read_text())):
+        if not target.startswith(("http://", "https://")):
+            yield target
+
+
+def site_pages(folder, monkeypatch):
+    """Returns the files that the site is made of, by their places in the repository."""
+    program = runpy.run_path(str(ROOT / "docs" / "site.py"))
+    monkeypatch.setitem(program["main"].__globals__, "PAGES", folder)
+    program["main"]()
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_is_dead(page):
-    for target in re.findall(r"\]\(([^)]+)\)", without_code(page.read_text())):
-        if target.startswith(("http://", "https://")):
-            continue
+    for target in links(page):
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
@@ -49,9 +64,17 @@ def test_no_link_is_dead(page):
 
 def test_every_page_is_in_the_site_s_contents():
     contents = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
-    listed = set(re.findall(r"- (?:\w+: )?(\S+\.md)", contents))
-    pages = {str(page.relative_to(ROOT)).removeprefix("docs/") for page in PAGES}
-    assert listed == pages - {"README.md"} | {"index.md"}
+    listed = re.findall(r": (\S+\.md)$", contents, re.M)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT)) for page in PAGES)
+
+
+def test_the_site_has_all_files_that_its_pages_link_to(tmp_path, monkeypatch):
+    copied = site_pages(tmp_path, monkeypatch)
+    for page in PAGES:
+        for target in links(page):
+            name = target.partition("#")[0]
+            file = (page.parent / name).resolve() if name else page
+            assert file.relative_to(ROOT) in copied, (page, target)
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)
