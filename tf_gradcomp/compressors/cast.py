@@ -21,9 +21,9 @@ class Cast(Compressor):
 
     On digits and MNIST with 2 to 32 replicas, AdaComp sent less and was as accurate.
 
-    Use it where a factor of two is enough, or where the sparse methods cost too much accuracy or
-    time. The method costs one cast before and one cast after the sum. There is no residual, so
-    rounding errors are lost: up to 2^-9 of each number and sum for bfloat16, and up to 2^-12 for
+    Use it where nothing may be risked, or for dozens of workers: it trained like dense wherever it
+    was measured. The method costs one cast before and one cast after the sum. There is no residual,
+    so rounding errors are lost: up to 2^-9 of each number and sum for bfloat16, and up to 2^-12 for
     float16 numbers above 6e-5. The slices of an embedding's gradient are always gathered as
     bfloat16, even in a warm-up: a slice belongs to one entry of a batch, and is often too small for
     float16.

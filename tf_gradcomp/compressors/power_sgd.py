@@ -44,10 +44,11 @@ class PowerSGD(Plannable):
     and therefore comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n +
     m)). On digits and MNIST with 2 and 8 replicas, ScaleCom sent less and was more accurate.
 
-    Use it if layers are large and there are many replicas: it sums, so the bytes that a replica
-    sends and receives do not grow with the number of replicas. PowerSGD communicates twice in a
-    step, and reads gradient and residual three times. Vectors are summed whole, as float32. A
-    matrix is also summed whole if its two factors have at least half as many entries as the matrix.
+    Use it if layers are large, and a simulation of your job shows that low rank trains well enough.
+    It sums, so the bytes that a replica sends do not grow with the number of replicas, but it was
+    behind dense on a character LSTM. PowerSGD communicates twice in a step, and reads gradient and
+    residual three times. Vectors are summed whole, as float32. A matrix is also summed whole if its
+    two factors have at least half as many entries as the matrix.
 
     With `alternate=True` (ACP-SGD), a step sends one of the two factors, and the next step the
     other one. For the factor that is not sent, all replicas use its last sum, which they know.

@@ -75,12 +75,12 @@ class ScaleCom(Plannable):
     sends one entry, too. A small variable therefore sends an entry in every step, however large the
     gradients of other variables are.
 
-    Use it if it trains well enough in a simulation of your job: of all methods it sent the fewest
-    bytes, but with 32 workers it was behind in our measurements, where `ArcTopK` and `Cast` were
-    not. The replicas' gradients should be alike, as they are if each replica gets its share of
-    every batch. Without a warm-up, ScaleCom loses more accuracy early in training
-    than AdaComp. In the paper, less than a tenth of the training is a dense warm-up. ScaleCom costs
-    two passes over gradient and residual.
+    Use it if a simulation of your job shows that it trains well enough. It sent the fewest bytes of
+    all methods, but with 32 workers it was behind on all three tasks; use `ArcTopK` or `Cast`
+    there. The replicas' gradients should be alike, as they are if each replica gets its share of
+    every batch. Without a warm-up, ScaleCom loses more accuracy early in training than AdaComp. In
+    the paper, less than a tenth of the training is a dense warm-up. ScaleCom costs two passes over
+    gradient and residual.
 
     With a `beta` below 1, the residual is low-pass filtered: a sent position releases only this
     share of the replica's residual. Use 0.1 if batch and learning rate are scaled up; otherwise 1,

@@ -38,8 +38,8 @@ class ArcTopK(Plannable):
     travels and no replica leads. The chosen blocks are summed as float32; the rest stays in the
     residual. The bytes that a replica sends do not grow with the number of replicas.
 
-    Use it for many replicas whose gradients are not alike, so that the choice of one leader does
-    not suit the others. With 32 replicas and equal bytes on digits, it was more accurate than
+    Use it for dozens of workers. With 32 replicas, it sent the fewest bytes of the methods that
+    trained like dense on digits and an LSTM. At equal bytes on digits, it was more accurate than
     ScaleCom and TopK. ArcTopK communicates twice in a step. A block is sent whole, so gradients
     with scattered large entries need a higher density than with TopK. This method is plain
     TensorFlow.
