@@ -23,7 +23,7 @@ Command: TypeAlias = Callable[[Sequence[str]], str]
 
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, CANNOT_RUN, NOT_RUN)
 _UNCHECKED = "not checked against the paper"
-_INTRODUCTION = f"""# Evidence
+_INTRODUCTION = f"""# The papers' claims
 
 Do the papers' results hold here? This page lists each headline of the papers, what we ran, and the
 result. The runs are simulations: several workers in one process train a small network for a few
