@@ -43,7 +43,8 @@ abstract or its authors' code.
 
 Values are means over the seeds, and ± is the standard deviation. With one seed the spread is
 unknown, and another seed may change a verdict. A ratio is a payload ratio of the whole run, as in
-the papers, unless the sentence says otherwise.
+the papers, unless the sentence says otherwise. [Machines](benchmarks/README.md#machines) are listed
+with the benchmarks.
 
 `benchmarks/evidence.py` does the runs, and `benchmarks/publish.py` writes this page from their
 records. Do not edit it.
