@@ -23,7 +23,7 @@ Command: TypeAlias = Callable[[Sequence[str]], str]
 
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, CANNOT_RUN, NOT_RUN)
 _UNCHECKED = "not checked against the paper"
-_INTRODUCTION = f"""# Evidence
+_INTRODUCTION = f"""# The papers' claims
 
 Do the papers' results hold here? This page lists each headline of the papers, what we ran, and the
 result. The runs are simulations: several workers in one process train a small network for a few
@@ -43,7 +43,8 @@ abstract or its authors' code.
 
 Values are means over the seeds, and ± is the standard deviation. With one seed the spread is
 unknown, and another seed may change a verdict. A ratio is a payload ratio of the whole run, as in
-the papers, unless the sentence says otherwise.
+the papers, unless the sentence says otherwise. [Machines](benchmarks/README.md#machines) are listed
+with the benchmarks.
 
 `benchmarks/evidence.py` does the runs, and `benchmarks/publish.py` writes this page from their
 records. Do not edit it.

@@ -20,12 +20,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 GREY = "#7F7F7F"
 PLOT_WIDTH = 7.5  # inches of a plot at the width of a page
 DPI = 150
-# What is in the names of the machines that docs/benchmarks/README.md lists.
-MACHINES = {
-    "M2": ("Xeon", "family 6, model 207"),
-    "M3": ("EPYC", "family 26, model 2"),
-    "M1": ("EPYC",),
-}
 _SIZE = 9  # of a label's font, in points
 _TEXT = {
     "xycoords": "axes fraction",
@@ -84,6 +78,14 @@ def processor() -> str:
     count = sum(name.strip() == "model name" for name, _, _ in fields)
     model_numbers = f"family {facts.get('cpu family')}, model {facts.get('model')}"
     return f"{count} x {facts['model name']} ({model_numbers})"
+
+
+# What is in the names of the machines that docs/benchmarks/README.md lists.
+MACHINES = {
+    "M2": ("Xeon", "family 6, model 207"),
+    "M3": ("EPYC", "family 26, model 2"),
+    "M1": ("EPYC",),
+}
 
 
 def machine(name: str) -> str:

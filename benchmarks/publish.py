@@ -27,6 +27,7 @@ import local_steps_runs
 import losses
 import methods_table
 import network_report
+import pictures
 import records
 import time_to_accuracy_report
 import turns
@@ -111,7 +112,7 @@ def pages() -> dict[Path, str]:
 
 
 def _record(results: Sequence[Path]) -> None:
-    """Records new results.
+    """Records new results, and draws their pictures.
 
     Raises:
         click.UsageError: If a file is of another program, or a run of steps is not complete.
@@ -134,6 +135,8 @@ def _record(results: Sequence[Path]) -> None:
     if training_runs:
         recorded["setups"] = records.merge_times(training_runs, recorded["setups"])
     records.write_network(recorded)
+    for name in pictures.OF_LINKS:
+        pictures.PICTURES[name](ROOT / name)
 
 
 @click.command(help=__doc__)

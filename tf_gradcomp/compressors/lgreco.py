@@ -130,10 +130,10 @@ class LGreCo(Compressor):
     residual; skipped steps are excluded. The last steps of a period alone would give other plans
     (docs/research_methods.md).
 
-    Use it if layers differ much in size and kind. L-GreCo keeps a sum of the gradients on each
-    replica, as large as the model, and the first replica reads its gradients once more. Vectors,
-    variables with fewer than 1024 entries and variables that the method sends whole keep the
-    method's settings.
+    Use it if layers differ much in size and kind, and half the setting for all layers trains worse.
+    L-GreCo keeps a sum of the gradients on each replica, as large as the model, and the first
+    replica reads its gradients once more. Vectors, variables with fewer than 1024 entries and
+    variables that the method sends whole keep the method's settings.
 
     Args:
         method: A compressor with a setting that differs by variable, its name or its config:

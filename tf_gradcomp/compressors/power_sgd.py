@@ -46,9 +46,9 @@ class PowerSGD(Plannable):
 
     Use it if layers are large, and a simulation of your job shows that low rank trains well enough.
     It sums, so the bytes that a replica sends do not grow with the number of replicas, but it was
-    behind dense on a character LSTM. PowerSGD communicates twice in a
-    step, and reads gradient and residual three times. Vectors are summed whole, as float32. A
-    matrix is also summed whole if its two factors have at least half as many entries as the matrix.
+    behind dense on a character LSTM. PowerSGD communicates twice in a step, and reads gradient and
+    residual three times. Vectors are summed whole, as float32. A matrix is also summed whole if its
+    two factors have at least half as many entries as the matrix.
 
     With `alternate=True` (ACP-SGD), a step sends one of the two factors, and the next step the
     other one. For the factor that is not sent, all replicas use its last sum, which they know.

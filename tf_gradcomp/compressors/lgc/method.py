@@ -58,6 +58,8 @@ class LGC(Settings, Staged):
     Use it if you have measured that it trains better than `ScaleCom(value_bits=8)`, which sends
     fewer bytes and needs no training.
 
+    This is a reconstruction: only the abstract and a small part of the paper's text were at hand.
+
     Args:
         pattern: `"all_reduce"`: the codes of all replicas are averaged, and decoded once.
             `"parameter_server"`, without a server: the leader broadcasts its code, each replica
