@@ -141,7 +141,7 @@ def run_alone(program, *args):
 )
 def test_programs_with_steps_of_their_own_learn(name, measure, epochs):
     more = """
-made = model.optimizer if model.optimizer else optimizer
+made = getattr(model, "optimizer", None) or optimizer
 traffic = made.exchange.traffic()
 print("Fewer:", traffic.dense_bytes / traffic.payload_bytes)
 """
