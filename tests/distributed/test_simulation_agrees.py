@@ -42,6 +42,13 @@ def test_simulation_and_job_agree_step_by_step(jobs, method):
             np.testing.assert_allclose(actual, expected, rtol=0, atol=bound, err_msg=f"{step}")
 
 
+@pytest.mark.parametrize("method", ["no_compression", "cast", "top_k", "power_sgd", "random_k"])
+def test_a_simulation_counts_the_bytes_that_a_job_sends(jobs, method):
+    """The payloads of these methods have the same length whatever the gradients are."""
+    real, simulated = (job[method]["sent"] for job in jobs)
+    assert real == simulated > 0
+
+
 def test_simulation_and_job_make_the_same_plan(jobs):
     real, simulated = (job["lgreco"]["plan"] for job in jobs)
     settings, ratio, *_ = simulated

@@ -125,10 +125,10 @@ class Setup:
         for_job = job_state_specs(compressors, specs)
         for compressor in compressors:
             residual_scale(compressor, specs)  # refuses stages with residuals of other scales
-        is_only_replica = group.is_collective and group.local_size == 1
-        variables = group.create(
-            lambda: Variables.of(for_state, for_job, specs, ahead=is_only_replica)
-        )
+        # Replicas of a process would wait for each other in a branch, except in lockstep.
+        is_simulated = isinstance(group, LockstepGroup)
+        ahead = group.is_collective and (group.local_size == 1 or is_simulated)
+        variables = group.create(lambda: Variables.of(for_state, for_job, specs, ahead=ahead))
         label = group.label([spec.path for spec in specs])
         return cls(group, method, chosen, specs, policy, variables, label)
 

@@ -155,13 +155,18 @@ class Communicator:
         room = tf.cast(self.ahead.read_value(), tf.int32)
         first = self.all_gather(tf.concat([words[tf.newaxis], _padded(payload[:room], room)], 1))
         longest = tf.reduce_max(first[:, 0])
-        # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
-        enough = tf.maximum(longest + longest // 8, room - room // 16)
-        self.ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
-        second_length = tf.where(longest <= room, 0, longest)
+        second_length = next_room(self.ahead, room, longest)
         again = functools.partial(self.all_gather, _padded(payload[:second_length], second_length))
         rows = tf.cond(longest <= room, lambda: first[:, 1 : longest + 1], again)
         return rows, 1 + room + second_length
+
+
+def next_room(ahead: tf.Variable, room: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
+    """Sets the words for the next step; returns the words of this step's second collective."""
+    # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
+    enough = tf.maximum(longest + longest // 8, room - room // 16)
+    ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
+    return tf.where(longest <= room, 0, longest)
 
 
 def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
-from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.communicator import Communicator, next_room
 from tf_gradcomp.groups.group import Group, Result
 from tf_gradcomp.groups.processes import Processes
 
@@ -80,8 +80,13 @@ class LockstepCommunicator(Communicator):
         return self._meetings[0].rows
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gathers rows like a job, whose padding counts although nothing is padded here."""
         rows = self._meetings[0].rows
-        return rows, tf.shape(rows)[1] + 1  # with the length
+        longest = tf.shape(rows)[1]
+        if self.ahead is None:
+            return rows, longest + 1
+        room = tf.cast(self.ahead.read_value(), tf.int32)
+        return rows, 1 + room + next_room(self.ahead, room, longest)
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the sum of vectors of one length and dtype."""

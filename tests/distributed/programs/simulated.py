@@ -81,20 +81,22 @@ def real(name, compressor, data):
         if name in FRAGMENTS:
             model.optimizer.synchronize()
         model.optimizer.exchange.plan_settings()
-    return {"steps": steps, "plan": model.optimizer.exchange.hooks.plan_in_force()}
+    exchange = model.optimizer.exchange
+    sent = exchange.traffic().sent_bytes
+    return {"steps": steps, "plan": exchange.hooks.plan_in_force(), "sent": sent}
 
 
 def simulated(name, compressor, data):
     model = Setup("alone").model(lambda: build(name, compressor), lambda: adam(compressor))
     group = gc.simulation.Learners(model, learners, compressor, **settings_of(name))
-    steps = []
+    steps, sent = [], 0.0
     for epoch in batches(data):
         for x, y in epoch:
-            group.train_on_batch(x, y)
+            sent += group.train_on_batch(x, y).sent_bytes
             steps.append(weights_of(model))
         group.synchronize()
         group.exchange.plan_settings()
-    return {"steps": steps, "plan": group.exchange.hooks.plan_in_force()}
+    return {"steps": steps, "plan": group.exchange.hooks.plan_in_force(), "sent": sent}
 
 
 if __name__ == "__main__":
