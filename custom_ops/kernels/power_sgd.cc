@@ -295,21 +295,21 @@ void PowerSgd::FlagProducts(float* right) const {
   }
 }
 
-void PowerSgd::Reduce(const Factors& own, const Factors& total,
+void PowerSgd::Reduce(const Factors& local, const Factors& total,
                       const std::vector<float*>& reduced) const {
   ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
     float* to = reduced[block.tensor];
-    if (tensor.rank > 0) return ReduceBlock(block, own, total, to);
+    if (tensor.rank > 0) return ReduceBlock(block, local, total, to);
     const float* from = total.left + left_begin_[block.tensor];
     std::copy_n(from + block.column, block.columns, to + block.column);
     std::fill_n(tensor.residual + block.column, block.columns, 0.0f);
   });
 }
 
-void PowerSgd::ReduceBlock(const Block& block, const Factors& own, const Factors& total,
+void PowerSgd::ReduceBlock(const Block& block, const Factors& local, const Factors& total,
                            float* reduced) const {
   const PowerSgdTensor& tensor = tensors_[block.tensor];
-  const std::vector<float> own_right = PaddedRight(block, own.right);
+  const std::vector<float> local_right = PaddedRight(block, local.right);
   const std::vector<float> total_right = PaddedRight(block, total.right);
   const int64_t left = left_begin_[block.tensor] + block.row;
   Tile product;
@@ -317,7 +317,7 @@ void PowerSgd::ReduceBlock(const Block& block, const Factors& own, const Factors
   ForEachTile(block, [&](Tile* rest, int64_t row) {
     product.rows = rest->rows;
     std::fill_n(product.values, product.rows * product.width, 0.0f);
-    AddProduct({own.left + left + row, tensor.rows}, {own_right.data(), product.width},
+    AddProduct({local.left + left + row, tensor.rows}, {local_right.data(), product.width},
                tensor.rank, -1, rest);
     AddProduct({total.left + left + row, tensor.rows}, {total_right.data(), product.width},
                tensor.rank, 1, &product);

@@ -93,10 +93,10 @@ class PowerSgd {
     const float* right;
   };
 
-  // Computes reduced = P Q^T of the total factors and residual = M - P Q^T of the own factors. For
-  // a tensor sent whole, reduced is the sum, and the residual is zero. `reduced` may share the
+  // Computes reduced = P Q^T of the total factors and residual = M - P Q^T of the local factors.
+  // For a tensor sent whole, reduced is the sum, and the residual is zero. `reduced` may share the
   // gradient's memory.
-  void Reduce(const Factors& own, const Factors& total, const std::vector<float*>& reduced) const;
+  void Reduce(const Factors& local, const Factors& total, const std::vector<float*>& reduced) const;
 
   // Returns which tensors have a sum of P, or a product with the sum of Q, that is not finite,
   // although all replicas are finite. Without a reset, these sums would be as large in the next
@@ -128,7 +128,7 @@ class PowerSgd {
   template <typename Work>
   bool ForEachTile(const Block& block, const Work& work) const;
   std::vector<float> PaddedRight(const Block& block, const float* right) const;
-  void ReduceBlock(const Block& block, const Factors& own, const Factors& total,
+  void ReduceBlock(const Block& block, const Factors& local, const Factors& total,
                    float* reduced) const;
 
   const std::vector<PowerSgdTensor> tensors_;

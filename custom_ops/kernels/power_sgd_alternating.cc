@@ -73,12 +73,12 @@ bool AlternatingPowerSgd::Fits(int64_t tensor, const float* sent) const {
   return rank == 0 ? AllFinite(sent, size) : CanMultiplyColumns(size / rank, rank, sent);
 }
 
-bool AlternatingPowerSgd::Project(float* own) const {
-  bool finite = lefts_->ComputeLeft(known_rights_, own);
-  finite &= rights_->ComputeRight(known_lefts_.data(), own + lefts_->left_size());
-  own[0] = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+bool AlternatingPowerSgd::Project(float* local) const {
+  bool finite = lefts_->ComputeLeft(known_rights_, local);
+  finite &= rights_->ComputeRight(known_lefts_.data(), local + lefts_->left_size());
+  local[0] = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
   ForEachTensor([&](int64_t tensor, int64_t begin) {
-    if (!Fits(tensor, own + begin)) own[begin] = std::numeric_limits<float>::quiet_NaN();
+    if (!Fits(tensor, local + begin)) local[begin] = std::numeric_limits<float>::quiet_NaN();
   });
   return finite;
 }
@@ -91,12 +91,12 @@ bool AlternatingPowerSgd::CanReduce(const float* total) const {
   return fits;
 }
 
-void AlternatingPowerSgd::Reduce(const float* own, const float* total,
+void AlternatingPowerSgd::Reduce(const float* local, const float* total,
                                  const std::vector<float*>& reduced) const {
   const int64_t rights = lefts_->left_size();  // the offset of the right factors
-  lefts_->Reduce({own, known_rights_.data()}, {total, known_rights_.data()},
+  lefts_->Reduce({local, known_rights_.data()}, {total, known_rights_.data()},
                  AtNumbers(reduced, left_numbers_));
-  rights_->Reduce({known_lefts_.data(), own + rights}, {known_lefts_.data(), total + rights},
+  rights_->Reduce({known_lefts_.data(), local + rights}, {known_lefts_.data(), total + rights},
                   AtNumbers(reduced, right_numbers_));
   Store(total);
 }

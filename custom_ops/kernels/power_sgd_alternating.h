@@ -30,15 +30,15 @@ class AlternatingPowerSgd {
 
   // Computes a replica's vector. Returns whether M is finite for all tensors; if not, the flag is
   // NaN. If a product of sent factors may overflow, the sum becomes NaN.
-  bool Project(float* own) const;
+  bool Project(float* local) const;
 
   // Returns whether the sum and its products are finite.
   bool CanReduce(const float* total) const;
 
-  // Computes reduced = the product with the total, and residual = M - the product with `own`. For a
-  // tensor sent whole, reduced is the sum, and the residual is zero. Stores the total in the
+  // Computes reduced = the product with the total, and residual = M - the product with `local`.
+  // For a tensor sent whole, reduced is the sum, and the residual is zero. Stores the total in the
   // factors. `reduced` may share the gradient's memory.
-  void Reduce(const float* own, const float* total, const std::vector<float*>& reduced) const;
+  void Reduce(const float* local, const float* total, const std::vector<float*>& reduced) const;
 
   // Sets residual = M, and zeros for tensors whose total is too large although all replicas are
   // finite.

@@ -51,13 +51,13 @@ class AlternatingProjectWork : public AlternatingWork {
     HostTensors host(context);
     std::unique_ptr<AlternatingPowerSgd> method;
     TF_RETURN_IF_ERROR(MakeMethod(context, step, /*writes=*/false, &host, &method));
-    Tensor* own;
+    Tensor* local;
     Tensor* tensor_bytes;
     bool* finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({method->size()}), &own));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({method->size()}), &local));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors()}), &tensor_bytes));
     TF_RETURN_IF_ERROR(AllocateFlag(context, 2, &finite));
-    *finite = method->Project(own->flat<float>().data());
+    *finite = method->Project(local->flat<float>().data());
     for (int i = 0; i < num_tensors(); ++i) {
       tensor_bytes->flat<int64_t>()(i) = sizeof(float) * method->sent_size(i);
     }
@@ -79,9 +79,9 @@ class AlternatingReduceWork : public AlternatingWork {
     HostTensors host(context);
     std::unique_ptr<AlternatingPowerSgd> method;
     TF_RETURN_IF_ERROR(MakeMethod(context, step, /*writes=*/true, &host, &method));
-    const float* own = nullptr;
+    const float* local = nullptr;
     const float* total = nullptr;
-    TF_RETURN_IF_ERROR(GetVector(context, 1, "own", method->size(), &own));
+    TF_RETURN_IF_ERROR(GetVector(context, 1, "local", method->size(), &local));
     TF_RETURN_IF_ERROR(GetVector(context, 2, "total", method->size(), &total));
     std::vector<float*> reduced;
     TF_RETURN_IF_ERROR(ReducedOnHost(step->work, &host, &reduced));
@@ -89,7 +89,7 @@ class AlternatingReduceWork : public AlternatingWork {
     TF_RETURN_IF_ERROR(AllocateFlag(context, num_tensors(), &all_finite));
     *all_finite = finite && method->CanReduce(total);
     if (*all_finite) {
-      method->Reduce(own, total, reduced);
+      method->Reduce(local, total, reduced);
       return host.Finish();
     }
     if (keep) method->Keep(total);

@@ -361,7 +361,7 @@ def test_wrong_arguments_of_projections_leave_the_variables_as_they_were(call):
     replica = Alternating([(30, 40)], [2])
     before = replica.residuals[0].numpy()
     local, *_ = replica.project()
-    with pytest.raises(WRONG, match=r"own has shape \[60\]; expected \[61\] for these"):
+    with pytest.raises(WRONG, match=r"local has shape \[60\]; expected \[61\] for these"):
         call(lambda: replica.reduce_projected(local[1:], local))()
     with pytest.raises(WRONG, match=r"total has shape \[62\]; expected \[61\]"):
         call(lambda: replica.reduce_projected(local, tf.zeros([62])))()

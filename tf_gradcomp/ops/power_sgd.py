@@ -26,7 +26,7 @@ zeros.
     Q known: Q <- orthonormal columns of Q, P = M Q      `power_sgd_project`, summed
     P known: P <- orthonormal columns of P, Q = M^T P    `power_sgd_project`, summed
     reduced = P Q^T with the sum                         `power_sgd_reduce_projected`
-    E <- M - P Q^T with the own product
+    E <- M - P Q^T with the local product
     the factor becomes the sum, columns scaled to length 1
 
 Each tensor alternates by its own factor, independently of other tensors and of skipped steps.
@@ -176,7 +176,7 @@ def power_sgd_project(
         ranks: As for `power_sgd_left`.
 
     Returns:
-        own, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
+        local, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
         anywhere; then P as [r, n] of each tensor that sends it, or the tensor itself; then Q as
         [r, m] of the other tensors. Also the bytes of each tensor in it, int64 [tensors]; and
         finite, bool scalar: whether the flag is 0.
@@ -224,7 +224,7 @@ def power_sgd_reduce_projected(
         gradients=list(gradients),
         factors=handles_of(factors),
         step=tf.convert_to_tensor(step, tf.int64),
-        own=factor,
+        local=factor,
         total=total,
         keep=keep,
         finite=finite,
