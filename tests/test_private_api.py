@@ -400,9 +400,9 @@ def test_apply_scaled(monkeypatch, optimizer, variable):
 
 
 def test_check_finite(monkeypatch, optimizer, variable):
-    by = lambda original, self, grads: tf.logical_and(original(self, grads), False)  # noqa: E731
-    replace(monkeypatch, "test_check_finite", by)
-    keras.optimizers.LossScaleOptimizer(optimizer).apply([tf.ones(2)], [variable])
+    scaler = keras.optimizers.LossScaleOptimizer(optimizer)
+    scaler.check_finite = lambda grads: tf.constant(False)
+    scaler.apply([tf.ones(2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), [0, 0])
 
 
@@ -811,7 +811,7 @@ def test_each_patch_has_a_test(patch):
 
 
 def test_few_functions_are_replaced():
-    assert len({patch.target for patch in PATCHES}) == len(PATCHES) <= 20
+    assert len({patch.target for patch in PATCHES}) == len(PATCHES) < 20
 
 
 def remove(monkeypatch, target):

@@ -68,23 +68,22 @@ def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
 def apply_scaled(
     original: Any, self: Any, grads: Sequence[Any], trainable_variables: Any = None
 ) -> None:
-    """Has a `CompressedOptimizer` inside decide for all replicas whether to skip a step."""
+    """Has all replicas decide alike whether to skip a step.
+
+    A `CompressedOptimizer` inside does it. Around other optimizers, Keras asks the method
+    `check_finite` of the scaler, and this scaler gets one of its own.
+    """
     original = functools.partial(original, self)
     if isinstance(self.inner_optimizer, CompressedOptimizer):
         self.inner_optimizer.apply_scaled(self, grads, trainable_variables, original)
-    else:
-        original(grads, trainable_variables)
+        return
+    if "check_finite" not in vars(self):
+        self.check_finite = functools.partial(_check_finite_on_all, self)
+    original(grads, trainable_variables)
 
 
-@patch(
-    "keras.optimizers.LossScaleOptimizer.check_finite",
-    why="The same around a plain optimizer or a MultiOptimizer under our strategy.",
-    test="test_check_finite",
-    essential=True,
-)
-def check_finite(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
-    """Whether the gradients of all replicas are finite."""
-    return steps.finite_on_all(self, original(self, grads))
+def _check_finite_on_all(scaler: Any, grads: Sequence[Any]) -> tf.Tensor:
+    return steps.finite_on_all(scaler, type(scaler).check_finite(scaler, grads))
 
 
 @patch(
