@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+import tf_gradcomp as gc
 from tests.horovod.jobs import needs_horovod
 from tests.workers import ONE_THREAD, OPTIMIZED, PYTHON, python_path, run_workers, server
 from tf_gradcomp.launch import horovod_ranks
@@ -47,7 +48,8 @@ def trained(program, workers, compressor):
         record = json.loads(file.read_text())
         if program == ALSO_DENSE:
             record["files"] = sorted(path.name for path in Path(folder).iterdir() if path.is_file())
-            best = keras.models.load_model(Path(folder, "best.keras"))
+            known = {"CompressedOptimizer": gc.CompressedOptimizer}
+            best = keras.models.load_model(Path(folder, "best.keras"), custom_objects=known)
             record["parameters"] = best.count_params()
         return record
 
