@@ -163,7 +163,8 @@ def test_learned_compression(tmp_path):
     (phase,) = [line for line in chief.stdout.splitlines() if line.startswith("Phase")]
     assert phase.startswith(("Phase 2", "Phase 3"))  # by the guard
     assert (tmp_path / "learned_compression.png").stat().st_size > 10_000
-    model = keras.models.load_model(tmp_path / "autoencoder.keras")
+    known = {"Autoencoder": gc.Autoencoder}
+    model = keras.models.load_model(tmp_path / "autoencoder.keras", custom_objects=known)
     assert model.flat_weights().size == 216_677
 
 
