@@ -346,7 +346,7 @@ def make_wheel(check: bool) -> int:
     dist.mkdir(exist_ok=True)
     with locked(NEWEST.folder):
         prepare(NEWEST, ("wheel",), compiler)
-        unpacked = unpack_tensorflows(wheel_cache().with_name("tensorflows"))
+        unpacked = unpack_tensorflows()
         with tempfile.TemporaryDirectory() as folder:
             tree, made = Path(folder, "source"), Path(folder, "made")
             copy_tree(tree)
@@ -366,27 +366,30 @@ def make_wheel(check: bool) -> int:
     return check_wheel(wheel) if check else 0
 
 
-def unpack_tensorflows(folder: Path) -> list[Path]:
-    """Downloads each supported TensorFlow, and keeps what the ops are built with."""
-    minors = [minor_of(target.tensorflow) for target in (KERAS2, *TARGETS.values())]
-    found = []
-    for major, minor in minors:
-        unpacked = folder / f"{major}.{minor}"
-        found.append(unpacked)
-        if unpacked.exists():
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as making:
-            # Each version is there for this Python; any other has the same headers.
-            python = ["--only-binary", ":all:", "--python-version", "3.11"]
-            package = f"{tensorflow_package()}=={major}.{minor}.*"
-            options = ["--no-deps", "--no-cache-dir", *python, "--dest", making, package]
-            pip(NEWEST, "download", package, options)
-            (wheel,) = Path(making).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(f"{making}/unpacked", filter(NEEDED.match, archive.namelist()))
-            Path(making, "unpacked").replace(unpacked)
-    return found
+def unpack_tensorflows() -> list[Path]:
+    """Returns a folder for each supported TensorFlow, shared by all checkouts of a user."""
+    folder = wheel_cache().with_name("tensorflows")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        minors = [target.tensorflow.split(".")[:2] for target in (KERAS2, *TARGETS.values())]
+        return [unpack_tensorflow(".".join(minor), folder) for minor in minors]
+
+
+def unpack_tensorflow(minor: str, folder: Path) -> Path:
+    """Downloads a version, unless it was before, and keeps what the ops are built with."""
+    unpacked = folder / minor
+    if unpacked.exists():
+        return unpacked
+    with tempfile.TemporaryDirectory(dir=folder) as making:
+        # Each version is there for this Python; any other has the same headers.
+        python = ["--only-binary", ":all:", "--python-version", "3.11"]
+        package = f"{tensorflow_package()}=={minor}.*"
+        options = ["--no-deps", "--no-cache-dir", *python, "--dest", making, package]
+        pip(NEWEST, "download", package, options)
+        (wheel,) = Path(making).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(f"{making}/unpacked", filter(NEEDED.match, archive.namelist()))
+        return Path(making, "unpacked").replace(unpacked)
 
 
 def make_portable(wheel: Path, dist: Path) -> None:
