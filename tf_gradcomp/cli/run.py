@@ -31,7 +31,7 @@ from tf_gradcomp.launch.output import echo
 NOT_UNDER_SCHEDULER = {
     "-n": "each process starts one worker",
     "-H": "the scheduler knows the hosts",
-    "--max-restarts": "a loop in the job's script starts it again (docs/lost_workers.md)",
+    "--max-restarts": "a loop in the job's script starts it again (docs/clusters.md#lost-workers)",
     "--gpus-per-worker": "srun --gpus-per-task gives each worker its own GPUs",
     "--horovod": "ranks of Horovod need no gradcomp run; start the program itself, by python",
 }
