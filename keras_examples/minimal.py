@@ -9,7 +9,6 @@ import numpy as np
 import tf_gradcomp as gc
 
 strategy = gc.MultiWorkerMirroredStrategy()  # (1) finds the other workers; comes first
-keras.utils.set_random_seed(0)  # all workers shuffle alike; each takes its part of every batch
 
 random = np.random.default_rng(0)  # replace this by your data
 x = random.normal(size=(4096, 64)).astype("float32")

@@ -128,6 +128,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         compare_variables: bool = True,
     ) -> None:
         install_patches()
+        if isinstance(cluster_resolver, str | Mapping | compressors.Compressor):
+            raise TypeError(
+                "MultiWorkerMirroredStrategy: the first argument is a cluster resolver; received "
+                f"{cluster_resolver!r}. Pass a compressor by its name: compressor=..."
+            )
         heartbeat_timeout = stalls.heartbeat_timeout(heartbeat_timeout)
         stall_after = stalls.stall_after(stall_after)
         if cluster_resolver is None and read_tf_config() is None:
