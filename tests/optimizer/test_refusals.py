@@ -448,3 +448,36 @@ def test_an_optimizer_built_outside_of_the_strategy_is_refused():
     step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
     with pytest.raises(ValueError, match="scope"):
         step(gradients_at(0))
+
+
+class Mistaken(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        raise ValueError("a mistake of the program")
+
+
+@pytest.mark.parametrize(
+    ("rows", "filtered", "frames"),
+    [
+        (3, True, ["fit_of", "filtered"]),
+        (4, True, ["fit_of", "filtered", "on_epoch_begin"]),
+        (3, False, ["fit_of", "filtered", "fit", "enter_context"]),
+    ],
+)
+def test_errors_of_fit_show_the_frames_of_the_program(rows, filtered, frames):
+    with gc.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(gc.CompressedOptimizer("sgd"), "mse")
+
+    def fit_of(x, y):
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[Mistaken()])
+
+    if not filtered:
+        keras.config.disable_traceback_filtering()
+    try:
+        with pytest.raises(ValueError, match=r"Data cardinality|a mistake of") as error:
+            fit_of(np.zeros((4, 2)), np.zeros((rows, 1)))
+    finally:
+        keras.config.enable_traceback_filtering()
+    _, *found = [entry.name for entry in error.traceback]
+    assert found[: len(frames)] == frames
+    assert filtered == (len(found) == len(frames))

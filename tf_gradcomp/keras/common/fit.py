@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+import tf_gradcomp
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.exchange.setup import report_no_effect
 from tf_gradcomp.keras.common import equality, files
@@ -30,12 +33,57 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
     return _callbacks.get()
 
 
+def _with_users_frames(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method so that errors show the program's frames, as Keras' own filter does.
+
+    Without the filter, which a program can turn off, they show all frames.
+    """
+
+    @functools.wraps(function)
+    def filtered(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(original, self, *args, **kwargs)
+        except (ValueError, TypeError) as error:
+            if not _filters_tracebacks():
+                raise
+            frames = _frames_of_program(error.__traceback__)
+            raise error.with_traceback(frames) from error.__cause__
+
+    return filtered
+
+
+def _filters_tracebacks() -> bool:
+    if IS_KERAS_2:
+        return bool(tf.debugging.is_traceback_filtering_enabled())
+    return bool(keras.config.is_traceback_filtering_enabled())
+
+
+def _frames_of_program(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Returns a traceback without the frames of this package, of Keras and of its helpers."""
+    if traceback is None:
+        return None
+    following = _frames_of_program(traceback.tb_next)
+    if traceback.tb_frame.f_code.co_filename.startswith(_HIDDEN):
+        return following
+    return types.TracebackType(
+        following, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno
+    )
+
+
+_HIDDEN = (
+    os.path.dirname(tf_gradcomp.__file__),
+    os.path.dirname(keras.__file__),
+    contextlib.__file__,
+)
+
+
 @patch(
     f"{KERAS}.Model.fit",
     why="Workers check their data, compare their models, and collect state for the chief's files.",
     test="test_fit",
     essential=True,
 )
+@_with_users_frames
 def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls Keras' `fit` with this package's callbacks around the program's own."""
     _check_trains(self)
@@ -59,6 +107,7 @@ def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*call.args, **call.kwargs)
 
 
+@_with_users_frames
 def _evaluate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls Keras' `evaluate` or `predict` with this package's callback before the program's."""
     if not _is_ours(self):
