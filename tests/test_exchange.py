@@ -371,7 +371,7 @@ def test_a_single_replica_logs_a_notice_in_its_first_step(caplog):
     assert not caplog.messages
     for _ in range(2):
         single.exchange.flush(ones(1), single.variables)
-    assert caplog.messages == ["The job has one replica, so gradients are not exchanged."]
+    assert caplog.messages == ["There is one worker, so gradients are not exchanged."]
 
 
 def warned_of_lost_residuals(monkeypatch):

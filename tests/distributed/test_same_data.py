@@ -66,5 +66,5 @@ def test_a_worker_with_an_empty_batch_warns_in_each_epoch():
 
 def test_a_short_last_batch_of_arrays_is_reported_before_training():
     chief, other = (report["arrays"]["told"] for report in seen())
-    assert any("1 rows for 2 replicas" in message for message in chief)
+    assert any("1 row for 2 replicas" in message for message in chief)
     assert other == []

@@ -52,7 +52,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start here: gradcomp run -n 2 train.py. Each command has its own --help.",
+)
 @click.version_option(__version__, prog_name="gradcomp")
 def main() -> None:
     """Gradient compression for data-parallel training with TensorFlow and Keras."""

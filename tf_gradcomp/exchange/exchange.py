@@ -302,7 +302,7 @@ class GradientExchange(tf.Module):
         if not variables:
             return []
         # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
-        log_info("The job has one replica, so gradients are not exchanged.")
+        log_info("There is one worker, so gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.warned_of_lost_residuals)
         replica = Replica(self.setup, self.indices.of(variables))
         return take_residuals(replica, gradients, scale, inner)
