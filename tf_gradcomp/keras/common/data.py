@@ -364,8 +364,8 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
         log_info(
             f"The last batch of these arrays has {rows} row{'s' * (rows > 1)} for {replicas} "
             "replicas, so some get an empty batch. Your own layers return NaN if they take a mean "
-            "over the batch, and convolutions may end with an error. Trim the arrays to whole batches: "
-            "x[: len(x) // batch_size * batch_size]."
+            "over the batch, and convolutions may end with an error. Trim the arrays to whole "
+            "batches: x[: len(x) // batch_size * batch_size]."
         )
 
 
