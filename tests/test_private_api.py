@@ -439,6 +439,19 @@ def test_reduce_gradients(monkeypatch, optimizer, variable):
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
 
 
+def test_decay_on_each_replica(monkeypatch):
+    seen = []
+    strategy = mirrored(2)
+    replace(monkeypatch, "test_decay_on_each_replica", noting(seen, self_only=False))
+    with strategy.scope():
+        variable = keras.Variable(np.ones(2, "float32"), name="variable", aggregation="mean")
+        muon = keras.optimizers.Muon(0.5, adam_weight_decay=0.5)
+        muon.build([variable])
+    strategy.run(lambda: muon.apply([tf.zeros(2)], [variable]))
+    assert seen == [(muon, [variable])] * 2  # within each replica, where `assign` averages
+    np.testing.assert_array_equal(variable.numpy(), [0.75, 0.75])
+
+
 def test_note_loss(monkeypatch):
     seen = []
 

@@ -29,6 +29,7 @@ from tf_gradcomp.private.patching import patch, with_methods
 REDUCE_GRADIENTS = "keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients"
 REDUCE_LOSS = "keras.src.losses.loss.reduce_values"
 MOMENTS = "keras.layers.BatchNormalization._moments"
+MUON_DECAY = "keras.optimizers.Muon._apply_weight_decay"
 SAVE_MODEL = "keras.src.saving.saving_lib.save_model"
 SAVE_WEIGHTS = "keras.src.saving.saving_lib.save_weights_only"
 
