@@ -20,12 +20,14 @@ def test_default_candidates():
 
 
 def test_with_adam_as_it_is_what_lags_is_no_default_candidate():
-    def of(auto, precondition, inner="adam"):
-        optimizer = gc.CompressedOptimizer(inner, auto, precondition=precondition)
+    def of(auto, precondition, inner="adam", **settings):
+        optimizer = gc.CompressedOptimizer(inner, auto, precondition=precondition, **settings)
         return [candidate.compressor.name for candidate in optimizer.exchange._method.candidates]
 
     assert of("auto", "auto") == of("auto", None, "sgd") == ["no_compression", "cast", "adacomp"]
     assert of("auto", None) == ["no_compression", "cast"]
+    assert of("auto", "auto", "muon") == ["no_compression", "cast"]  # partly AdamW, never divided
+    assert of("auto", "auto", "muon", local_steps=4) == ["no_compression", "cast", "adacomp"]
     assert of(Auto(["adacomp", "top_k"]), None) == ["adacomp", "top_k"]  # the user's choice
 
 

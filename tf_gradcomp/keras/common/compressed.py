@@ -36,6 +36,7 @@ from tf_gradcomp.keras.common.inner import (
     clip,
     facts_of,
     in_loss_scaler,
+    is_partly_adam,
     loses_zeros,
     warn_of_lost_zeros,
 )
@@ -97,8 +98,8 @@ class Compressed(LocalStepsMixin):
         used = replacement_of(self._requested)
         self._used = self._set_up_local(local_steps, inner, used, self.group, precondition)
         possible = self._prepared_for = self._possible_preconditioner()
-        divides = bool(possible) and not self.local_steps
-        lags = loses_zeros(self._target_optimizer) or (divides and precondition is None)
+        undivided = (bool(possible) and precondition is None) or is_partly_adam(self._core)
+        lags = loses_zeros(self._target_optimizer) or (undivided and not self.local_steps)
         methods = compressors.methods_of(self._used, lags=lags)
         if not self.passes_through():
             warn_of_lost_zeros(self._target_optimizer, methods)

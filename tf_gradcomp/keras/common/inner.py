@@ -175,6 +175,11 @@ def loses_zeros(optimizer: Any) -> bool:
     return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1
 
 
+def is_partly_adam(optimizer: Any) -> bool:
+    """Whether an optimizer updates only some variables as Adam does, so nothing can be divided."""
+    return isinstance(optimizer, getattr(keras.optimizers, "Muon", ()))
+
+
 def warn_of_lost_zeros(optimizer: Any, methods: Iterable[Compressor]) -> None:
     """Warns of an optimizer that makes NaN of the zeros that most methods leave."""
     stages = [stage.name for method in methods for stage in leaf_stages(method)]
