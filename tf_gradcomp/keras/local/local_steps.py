@@ -238,7 +238,8 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
     Raises:
         ValueError: With the reason and the way out.
     """
-    problem = None
+    problem, remedy = None, _REMEDY
+    core = in_loss_scaler(inner)[-1]
     if IS_KERAS_2:
         problem = "Keras 2's optimizers cannot take them"
     elif group and not group.by_strategy:
@@ -250,12 +251,14 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
         )
     elif precondition == "local":
         problem = (
-            'precondition="local" is for gradients, and rounds exchange differences of weights'
+            'precondition="local" is for gradients, and rounds exchange differences of weights, '
+            f"which {type(core).__name__} has already scaled"
         )
-    elif in_loss_scaler(inner)[-1].use_ema:
+        remedy = 'Use precondition="auto", which divides nothing in rounds.'
+    elif core.use_ema:
         problem = "use_ema would average the weights of each worker by itself"
     if problem:
-        raise ValueError(f"CompressedOptimizer: local_steps was given, but {problem}. {_REMEDY}")
+        raise ValueError(f"CompressedOptimizer: local_steps was given, but {problem}. {remedy}")
 
 
 def check_method(compressor: Compressor) -> None:
