@@ -1,9 +1,10 @@
 """Runs the Python of pages of the documentation, on each of two workers: NAME,... FOLDER.
 
-A name is a page's, or a section's of the page of recipes. All share one strategy. This module
-provides the parts that they leave to the reader, such as data.
+A name is a page's, or a section's of a page. All share one strategy. This module provides the parts
+that they leave to the reader, such as data.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -32,13 +33,19 @@ RECIPES = {
     "gan": "Two optimizers: a GAN",
     "several_models": "Several models",
 }
+SECTIONS = {
+    **{name: ("recipes", heading) for name, heading in RECIPES.items()},
+    "muon": ("local_steps", "Muon inside"),
+}
 
 
 def text(name):
-    """The text of a page, or of a recipe."""
-    if name not in RECIPES:
-        return (DOCS / f"{name}.md").read_text()
-    _, heading, rest = (DOCS / "recipes.md").read_text().partition(f"\n## {RECIPES[name]}\n")
+    """The text of a page, or of a section."""
+    page, title = SECTIONS.get(name, (name, None))
+    whole = (DOCS / f"{page}.md").read_text()
+    if title is None:
+        return whole
+    _, heading, rest = whole.partition(f"\n## {title}\n")
     assert heading, name
     return rest.partition("\n## ")[0]
 
@@ -170,6 +177,40 @@ def run_checkpoints(names):
     }
 
 
+def attention():
+    """Returns a small model with attention, for the data of the pages."""
+    inputs = keras.Input((8,))
+    tokens = keras.layers.Reshape((4, 2))(inputs)
+    tokens = keras.layers.Dense(8)(tokens)
+    tokens += keras.layers.MultiHeadAttention(2, 3, name="attention")(tokens, tokens)
+    pooled = keras.layers.Flatten()(tokens)
+    return keras.Model(inputs, keras.layers.Dense(1, name="logits")(pooled))
+
+
+def run_muon(names):
+    found = {}
+    x, y = names["x"], names["y"]
+    inner = lambda: names["AttentionMuon"](0.02, exclude_layers=["logits"])  # noqa: E731
+    with names["strategy"].scope():
+        optimizers = names["optimizer"], gc.CompressedOptimizer(inner(), "cast", local_steps=4)
+    for optimizer in optimizers:
+        keras.utils.set_random_seed(0)
+        with names["strategy"].scope():
+            model = attention()
+            model.compile(optimizer, "mse")
+        model.fit(x, y, batch_size=64, epochs=3, verbose=0)
+        found = {
+            "weights": digest(model.get_weights()),
+            "losses": losses(model),
+            "adam": [
+                variable.path
+                for variable in model.trainable_variables
+                if optimizer.inner_optimizer._should_use_adamw(variable)
+            ],
+        }
+    return found
+
+
 def run_data(names):
     return {
         "weights": digest(names["model"].get_weights()),
@@ -183,7 +224,9 @@ def main():
     for page in sys.argv[1].split(","):
         print("page", page, flush=True)
         names = given(strategy, sys.argv[2])
-        exec(compile(code(page), f"{page}.md", "exec"), names)
+        # The section has no model, so it leaves the scope to the reader.
+        with strategy.scope() if page == "muon" else contextlib.nullcontext():
+            exec(compile(code(page), f"{page}.md", "exec"), names)
         found[page] = globals()[f"run_{page}"](names)
     with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
         json.dump(found, file)

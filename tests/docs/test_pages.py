@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_gradcomp as gc
 from tests.bounds import training
 from tests.docs import programs
 from tests.workers import OPTIMIZED, result, run_workers
 
-PAGES = [*programs.RECIPES, "checkpoints", "data"]
+PAGES = [*programs.SECTIONS, "checkpoints", "data"]
 ROWS_OF_FILES = (40, 200, 90)
 # SGD(0.05) on a squared error, whose curvature is 2. A gradient is the mean of 2 (prediction - y) x
 # over 32 rows, whose terms are 8 on average at most, and a prediction is a sum over 8 inputs.
@@ -52,7 +53,11 @@ def test_all_workers_train_the_same_model(found, page):
 
 
 @pytest.mark.parametrize(
-    "page", ["train_step", "several_models", "fine_tuning", "learning_rate", "precision", "fit"]
+    "page",
+    [
+        *("train_step", "several_models", "fine_tuning", "learning_rate", "precision", "fit"),
+        "muon",
+    ],
 )
 def test_the_loss_falls(found, page):
     losses = found[0][page]["losses"]
@@ -125,3 +130,26 @@ def test_the_inner_optimizer_continues_alone(found, folder):
 def test_all_workers_shuffle_alike(found):
     chief, other = (report["data"]["first"] for report in found)
     assert chief == other
+
+
+def test_kernels_of_attention_are_orthogonalized_as_matrices(found):
+    adam = found[0]["muon"]["adam"]
+    assert len([path for path in adam if path.endswith("bias")]) == len(adam) - 1 == 1 + 4 + 1
+    assert "logits/kernel" in adam
+    names = {"keras": keras, "gc": gc}
+    exec(programs.code("muon"), names)
+    model = programs.attention()
+    kernels = [v for v in model.trainable_variables if len(v.shape) == 3]
+    assert len(kernels) == 4
+    for kernel in kernels:
+        width = kernel.shape[-1] if "attention_output" in kernel.path else kernel.shape[0]
+        shape = (-1, width) if "attention_output" in kernel.path else (width, -1)
+        start = kernel.numpy()
+        matrix = keras.Variable(start.reshape(shape))
+        flat, optimizer = keras.optimizers.Muon(0.02), names["AttentionMuon"](0.02)
+        for seed in range(3):
+            gradient = np.random.default_rng(seed).normal(size=kernel.shape).astype("float32")
+            optimizer.apply([gradient], [kernel])
+            flat.apply([gradient.reshape(shape)], [matrix])
+        np.testing.assert_array_equal(kernel.numpy().reshape(matrix.shape), matrix.numpy())
+        assert np.any(kernel.numpy() != start)
