@@ -188,7 +188,7 @@ def attention():
 
 
 def run_muon(names):
-    found = {}
+    found = {"weights": [], "losses": []}
     x, y = names["x"], names["y"]
     inner = lambda: names["AttentionMuon"](0.02, exclude_layers=["logits"])  # noqa: E731
     with names["strategy"].scope():
@@ -199,15 +199,13 @@ def run_muon(names):
             model = attention()
             model.compile(optimizer, "mse")
         model.fit(x, y, batch_size=64, epochs=3, verbose=0)
-        found = {
-            "weights": digest(model.get_weights()),
-            "losses": losses(model),
-            "adam": [
-                variable.path
-                for variable in model.trainable_variables
-                if optimizer.inner_optimizer._should_use_adamw(variable)
-            ],
-        }
+        found["weights"] += digest(model.get_weights())
+        found["losses"] = losses(model)
+        found["adam"] = [
+            variable.path
+            for variable in model.trainable_variables
+            if optimizer.inner_optimizer._should_use_adamw(variable)
+        ]
     return found
 
 
