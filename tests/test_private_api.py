@@ -439,16 +439,23 @@ def test_reduce_gradients(monkeypatch, optimizer, variable):
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
 
 
-def test_decay_on_each_replica(monkeypatch):
+def test_decay_in_updates(monkeypatch):
     seen = []
     strategy = mirrored(2)
-    replace(monkeypatch, "test_decay_on_each_replica", noting(seen, self_only=False))
+    original = keras.optimizers.Muon._apply_weight_decay
+
+    def noted(self, variables):
+        seen.append((self, variables))
+        original(self, variables)
+
+    monkeypatch.setattr(keras.optimizers.Muon, "_apply_weight_decay", noted)
     with strategy.scope():
         variable = keras.Variable(np.ones(2, "float32"), name="variable", aggregation="mean")
         muon = keras.optimizers.Muon(0.5, adam_weight_decay=0.5)
         muon.build([variable])
+        keras_private.decay_in_updates(muon)
     strategy.run(lambda: muon.apply([tf.zeros(2)], [variable]))
-    assert seen == [(muon, [variable])] * 2  # within each replica, where `assign` averages
+    assert seen == [(muon, [variable])] * 2  # in updates of each replica, without a collective
     np.testing.assert_array_equal(variable.numpy(), [0.75, 0.75])
 
 

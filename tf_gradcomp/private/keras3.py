@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from tf_gradcomp.private.patching import patch, with_methods
 REDUCE_GRADIENTS = "keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients"
 REDUCE_LOSS = "keras.src.losses.loss.reduce_values"
 MOMENTS = "keras.layers.BatchNormalization._moments"
-MUON_DECAY = "keras.optimizers.Muon._apply_weight_decay"
 SAVE_MODEL = "keras.src.saving.saving_lib.save_model"
 SAVE_WEIGHTS = "keras.src.saving.saving_lib.save_weights_only"
 
@@ -349,3 +349,28 @@ def build_model(model: keras.Model, batch: Any) -> None:
 def trace(function: Callable[..., Any], *args: Any) -> None:
     """Traces a function; layers that it calls create their variables."""
     _compute_output_spec(function, *args)
+
+
+def decay_in_updates(optimizer: keras.optimizers.Optimizer) -> None:
+    """Has Muon decay the weights of each replica without communication, as other optimizers do.
+
+    Muon assigns decayed weights in a replica, where `assign` averages the weights of all workers.
+    """
+    if isinstance(optimizer, getattr(keras.optimizers, "Muon", ())):
+        vars(optimizer)["_apply_weight_decay"] = functools.partial(_decay_in_updates, optimizer)
+
+
+def _decay_in_updates(
+    muon: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> None:
+    original = type(muon)._apply_weight_decay
+    if not (tf.distribute.has_strategy() and tf.distribute.get_replica_context()):
+        original(muon, variables)
+        return
+
+    def decay(strategy: tf.distribute.Strategy) -> None:
+        for variable in variables:
+            update = functools.partial(original, muon, [variable])
+            strategy.extended.update(variable.value, lambda _, f=update: f(), group=False)
+
+    tf.__internal__.distribute.interim.maybe_merge_call(decay, tf.distribute.get_strategy())

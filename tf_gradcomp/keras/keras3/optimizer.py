@@ -121,6 +121,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self._build_exchange(variables)
         # There are two sets of accumulators, so that checkpoints fit any number of replicas.
         self.inner_optimizer.build(variables)
+        keras_private.decay_in_updates(self._core)
         steps = self._core.gradient_accumulation_steps
         if steps:
             inner = keras_private.accumulators(self._core)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp.exchange.gradients import check_no_overwriting, native
+from tf_gradcomp.exchange.gradients import check_no_overwriting
 from tf_gradcomp.keras.common import (
     fit,  # noqa: F401  # replaces `fit`
     summing,
@@ -57,28 +57,6 @@ def reduce_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
     gradients, variables = zip(*pairs, strict=True)
     totals = ops.reduction(gradients, variables, trained)()
     return list(zip(with_missing(gradients, totals), variables, strict=True))
-
-
-@patch(
-    keras_private.MUON_DECAY,
-    why="Muon assigns decayed weights in a replica, and each time all workers average the weights.",
-    test="test_decay_on_each_replica",
-    essential=True,
-)
-def decay_on_each_replica(
-    original: Any, self: keras.optimizers.Muon, variables: Sequence[keras.Variable]
-) -> None:
-    """Decays the weights of each replica without communication, as other optimizers do."""
-    if not (tf.distribute.has_strategy() and tf.distribute.get_replica_context()):
-        original(self, variables)
-        return
-
-    def decay(strategy: tf.distribute.Strategy) -> None:
-        for variable in variables:
-            one = functools.partial(original, self, [variable])
-            strategy.extended.update(native(variable), lambda _, one=one: one(), group=False)
-
-    tf.__internal__.distribute.interim.maybe_merge_call(decay, tf.distribute.get_strategy())
 
 
 @patch(
