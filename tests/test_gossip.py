@@ -123,22 +123,12 @@ def test_a_message_for_resnet_20_is_59_times_smaller_than_its_weights():
 
 
 def test_impossible_settings_are_refused():
-    for settings, message in (
-        ({"graph": "star"}, "expected 'ring' as graph"),
-        ({"rank": 0}, "expected a whole number as rank"),
-        ({"steps": 0}, "expected a whole number of steps"),
-        ({"diffusion": 2.0}, "above 0 and below 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            gc.Gossip(**settings)
     with pytest.raises(ValueError, match="no share in its own mean"):
         gc.Gossip("ring", diffusion=1.5).share(4)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="gossip is not simulated"):
         gc.simulation.Learners(model, 2, local_steps=gc.Gossip())
-    with pytest.raises(ValueError, match="'top_k' would exchange nothing"):
-        gc.CompressedOptimizer("sgd", "top_k", local_steps=gc.Gossip())
     optimizer = gc.CompressedOptimizer("sgd", "top_k", local_steps=gc.Gossip(warmup_steps=2))
     assert optimizer.compressor.name == "top_k"
 

@@ -245,11 +245,6 @@ def test_a_model_that_is_too_small_is_told_of(capsys):
     assert f"instead of 12: {more:,.1f} times MORE. The model is too small" in output
 
 
-def test_invalid_values_of_table_are_refused():
-    with pytest.raises(ValueError, match="expected table=True, False or 'all'; received 'some'"):
-        gc.callbacks.CompressionMonitor(table="some")
-
-
 def test_a_table_that_travels_sparse_is_in_the_ratios_and_in_the_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     rows, width, used = 1000, 8, 8 * 5

@@ -333,17 +333,6 @@ def test_amsgrads_largest_second_moments_are_handed_over_and_given_back():
     assert_close(hats[0], np.maximum(sums[1], moment), terms=20)
 
 
-@pytest.mark.parametrize("setting", ["global", True, 1], ids=str)
-def test_refuses_other_settings(setting):
-    with pytest.raises(ValueError, match='expected "auto", "local" or None'):
-        gc.CompressedOptimizer("adam", precondition=setting)
-
-
-def test_refuses_local_for_others_than_the_adam_family():
-    with pytest.raises(ValueError, match=r"is for Adam, AdamW, Nadam, Lamb; received SGD"):
-        gc.CompressedOptimizer("sgd", precondition="local")
-
-
 @pytest.mark.parametrize("setting", ["auto", "local", None], ids=str)
 def test_config_keeps_the_setting(setting):
     optimizer = gc.CompressedOptimizer("adam", precondition=setting)

@@ -37,11 +37,6 @@ def test_horovod_has_to_be_initialized_first(horovod):
         gc.CompressedOptimizer("sgd", group="horovod")
 
 
-def test_other_groups_are_refused():
-    with pytest.raises(ValueError, match=r"expected .horovod., gc.HorovodGroup.*received 'mpi'"):
-        gc.CompressedOptimizer("sgd", group="mpi")
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", gc.CompressedOptimizer])
 def test_under_a_strategy_nothing_is_broadcast_or_collected(monkeypatch, optimizer):
     monkeypatch.setitem(sys.modules, "horovod", None)
@@ -55,12 +50,6 @@ def test_under_a_strategy_nothing_is_broadcast_or_collected(monkeypatch, optimiz
 def test_state_is_not_collected_before_there_is_any():
     with pytest.raises(ValueError, match=r"optimizer.build\(model.trainable_variables\) first"):
         gc.CompressedOptimizer("sgd").collect_state()
-
-
-@pytest.mark.parametrize("every", [0, "batch", True, 1.5])
-def test_collect_state_takes_epochs_or_batches(every):
-    with pytest.raises(ValueError, match="CollectState: every must be"):
-        gc.callbacks.CollectState(every)
 
 
 @pytest.mark.parametrize("every", ["epoch", 3])

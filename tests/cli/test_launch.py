@@ -321,19 +321,6 @@ def test_only_a_server_that_asks_for_it_gets_a_reserved_port():
         other.bind(("", values[1]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"workers": 0}, "at least one worker"),
-        ({"worker_env": [{}]}, "each of the 2 workers"),
-        ({"hosts": ["10.0.0.1"]}, "hosts must have one entry for each of the 2 workers"),
-    ],
-)
-def test_wrong_arguments(settings, says):
-    with pytest.raises(ValueError, match=says):
-        LocalJob(["true"], **{"workers": 2, **settings})
-
-
 def end(returncode, *stderr, index=0, **kwargs):
     return WorkerEnd(index, returncode, 1.0, stderr_tail=stderr, **kwargs)
 

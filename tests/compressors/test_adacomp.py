@@ -33,24 +33,11 @@ def test_overrides_reach_the_payload():
     assert sizes[1] == 8 + 4 * 1000
 
 
-@pytest.mark.parametrize("size", [0, -1, 16384, 2.5, "50", True])
-def test_bin_sizes_out_of_range_are_refused(size):
-    message = "AdaComp: bin_sizes must be a whole number from 1 to 16383, or None .*; received"
-    with pytest.raises(ValueError, match=message):
-        AdaComp(bin_sizes=size)
-
-
 @pytest.mark.parametrize("size", [1, 63, 64, 16383])
 def test_the_limits_of_a_bin_are_taken(size):
     gradients = [[np.random.default_rng(0).normal(size=40_000).astype(np.float32)]] * 2
     outcome = Lockstep(AdaComp(bin_sizes=size), specs_of(gradients[0]), 2).step(gradients)
     assert outcome.finite == [True, True]
-
-
-@pytest.mark.parametrize("factor", [0.5, 0, -2, 1e39, float("nan"), float("inf"), "2", None])
-def test_scale_factors_out_of_range_are_refused(factor):
-    with pytest.raises(ValueError, match="scale_factor must be a number of at least 1, and finite"):
-        AdaComp(scale_factor=factor)
 
 
 def test_with_scale_factor_1_each_bin_sends_its_maximum():

@@ -147,18 +147,3 @@ def test_of_a_sum_that_is_too_large_the_sent_blocks_are_dropped():
 def test_small_variables_are_sent_whole(shape, blocks):
     (spec,) = specs_of([np.zeros(shape, np.float32)])
     assert ArcTopK().settings([spec]) == [blocks]
-
-
-@pytest.mark.parametrize("density", [0, 1.5, -0.5, "0.1", True], ids=repr)
-def test_densities_out_of_range_are_refused(density):
-    with pytest.raises(ValueError, match="ArcTopK: density must be a number above 0 and up to 1"):
-        ArcTopK(density)
-
-
-def test_other_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="ArcTopK: block must be a whole number from 1 to 65536"):
-        ArcTopK(block=0)
-    with pytest.raises(ValueError, match="rank must be a whole number that divides block, 128"):
-        ArcTopK(rank=3)
-    with pytest.raises(ValueError, match="rank must be a whole number that divides block, 8"):
-        ArcTopK(rank=16, block=8)

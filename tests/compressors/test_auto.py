@@ -48,26 +48,6 @@ def test_the_config_has_the_candidates():
     assert copy.get_config() == auto.get_config()
 
 
-@pytest.mark.parametrize(
-    ("candidates", "words"),
-    [
-        ([], "expected a list of candidates"),
-        ("cast", "expected a list of candidates"),
-        (compressors.Cast(), "expected a list of candidates"),
-        (["auto"], "a candidate must be a method"),
-        (["nothing"], "unknown name"),
-    ],
-)
-def test_bad_candidates_are_refused(candidates, words):
-    with pytest.raises(ValueError, match=words):
-        Auto(candidates)
-
-
-def test_it_is_no_warmup():
-    with pytest.raises(ValueError, match="the warm-up must be a method"):
-        compressors.AdaComp(warmup_steps=3, warmup="auto")
-
-
 def test_a_simulation_has_no_network_to_choose_by():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -482,67 +482,7 @@ def test_every_compressor_is_in_the_table():
     assert {method.compressor.name for method in METHODS} == set(method_names())
 
 
-@pytest.mark.parametrize("wrong", [None, 3, AssertionError], ids=repr)
-def test_get_refuses_other_types(wrong):
-    with pytest.raises(TypeError, match=r"compressor: expected a name \(adacomp.*received"):
-        compressors.get(wrong)
-
-
 def test_a_name_may_have_settings():
     compressor = compressors.get("AdaComp(bin_sizes={'dense': 70}, scale_factor=3)")
     assert compressor.bin_sizes.by_kind["dense"] == 70
     assert compressor.scale_factor == 3
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "adacomp(",
-        "adacomp(3)",
-        "adacomp(bin_sizes=50)(scale_factor=3.0)",
-        "adacomp(bin_sizes=3)[0]",
-        "adacomp(bin_sizes=3, bin_sizes=4)",
-        "adacomp(scale_factor=7/2)",
-    ],
-)
-def test_settings_that_cannot_be_read_are_refused(text):
-    with pytest.raises(
-        ValueError, match=r"compressor: cannot read 'adacomp\(.*expected a name, or"
-    ):
-        compressors.get(text)
-
-
-def test_a_wrong_setting_is_answered_with_the_valid_ones():
-    with pytest.raises(
-        ValueError, match=r"Expected bin_sizes, scale_factor, .*warmup_steps"
-    ) as error:
-        compressors.get("adacomp(bin_size=3)")
-    says = "'adacomp' has no setting 'bin_size'; did you mean 'bin_sizes'?"
-    assert says in str(error.value)
-
-
-def test_get_names_the_known_names_where_one_is_unknown():
-    with pytest.raises(ValueError, match=r"unknown name 'zip'; expected one of adacomp"):
-        compressors.get("zip")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "near"),
-    [
-        ("powersgd", "power_sgd"),
-        ("PowerSGD(rank=3)", "power_sgd"),
-        ("TopK", "top_k"),
-        ("adcomp", "adacomp"),
-        ("none", None),
-    ],
-)
-def test_get_suggests_names_that_are_near(wrong, near):
-    with pytest.raises(ValueError, match="unknown name") as error:
-        compressors.get(wrong)
-    assert (f"; did you mean '{near}'? Expected" in str(error.value)) == bool(near)
-
-
-@pytest.mark.parametrize("wrong", [{}, {"name": "adacomp"}, {"bin_sizes": 5}], ids=repr)
-def test_deserialize_refuses_what_serialize_did_not_return(wrong):
-    with pytest.raises(ValueError, match=r"expected a config with the keys 'name' and 'config'"):
-        compressors.deserialize(wrong)

@@ -107,15 +107,3 @@ def test_trains_as_the_exact_choice_of_the_largest_entries():
 
     exact = loss_after_training(lambda total, _: count_sketch.largest(total, 40))
     assert loss_after_training(by_sketch) <= 1.1 * exact
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"density": 0}, "density must be a number above 0 and up to 1; received 0"),
-        ({"density": "0.1"}, "density must be"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=f"CountSketch: {message}"):
-        CountSketch(**wrong)

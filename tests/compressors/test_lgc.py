@@ -553,24 +553,3 @@ def test_which_variables_are_coded():
     named = layout(density=0.1, overrides={"first": 0.5, "a/kernel": None, "small": 0.2})
     assert named.entries == (600, 0, 0, 130, 180, 0, 180)
     assert layout(density={"convolution": None, "embedding": 0.01}).coded == (1, 5)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"pattern": "ring"}, "pattern must be one of 'all_reduce', 'parameter_server'"),
-        ({"density": 0}, "density.* must be a number above 0 and up to 1"),
-        ({"training_steps": 0}, "training_steps must be a whole number of at least 1"),
-        ({"warmup_steps": -1}, "warmup_steps must be a whole number, 0 or more"),
-        ({"innovation": 2}, "innovation must be a number above 0 and up to 1"),
-        ({"latent_dtype": "int8"}, "latent_dtype must be one of 'float32', 'float16'"),
-        ({"guard": 0.0}, "guard must be a number above 0 and up to 1"),
-        ({"autoencoder": 3}, "autoencoder must be a gc.Autoencoder"),
-        ({"autoencoder": {"encoder": [[4, 3, 2]]}}, "strides of encoder and decoder"),
-        ({"autoencoder": {"weights": [1.0]}}, "has 1 weights; expected 216,677"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_settings_out_of_range(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        LGC(**wrong)

@@ -23,7 +23,6 @@ from tf_gradcomp.compressors import (
     LGreCo,
     NoCompression,
     PowerSGD,
-    RandomK,
     ScaleCom,
     StepInputs,
     TopK,
@@ -465,21 +464,3 @@ def test_one_replica_has_nothing_to_plan():
     assert single.plan_settings() is None
     assert single.hooks.plan_in_force() is None
     assert Exchanging(Cast()).exchange.plan_settings() is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "cast"}, "has no setting that can be planned"),
-        ({"method": RandomK()}, "has no setting that can be planned"),
-        ({"method": "auto"}, "has no setting that can be planned"),
-        ({"method": LGreCo()}, "has no setting that can be planned"),
-        ({"method": TopK(warmup_steps=3)}, "has a warm-up; give it to LGreCo"),
-        ({"choices": []}, "choices has no values"),
-        ({"choices": [2, 0]}, "among the choices must be a whole number of at least 1"),
-        ({"method": "top_k", "choices": [2.0]}, "a number above 0 and up to 1"),
-    ],
-)
-def test_impossible_plans_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LGreCo(**arguments)

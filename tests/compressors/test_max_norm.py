@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
-from tf_gradcomp.compressors import QSGD, MaxNormQuantization, get
+from tf_gradcomp.compressors import QSGD, MaxNormQuantization
 from tf_gradcomp.compressors.contrib.max_norm import _code_width, _packed, _sum, _unpacked
 from tf_gradcomp.groups.communicator import RequestStream, communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
@@ -142,19 +142,3 @@ def test_scales_too_small_to_divide_are_zeros():
     assert not outcome.reduced[0][0].any()
     for replica_residuals in outcome.residuals:
         assert_equal_bits(replica_residuals[0], gradient)
-
-
-@pytest.mark.parametrize(
-    "bits", [1, 9, 4.0, True, "4", (4,) * 2, (2, 17), (1, 6), (2, 4, 6), [], {"dense": 0}], ids=repr
-)
-def test_bits_out_of_range_are_refused(bits):
-    with pytest.raises(ValueError, match=r"MaxNormQuantization: bits.* from 2 to 8, or a pair"):
-        MaxNormQuantization(bits)
-
-
-def test_other_wrong_settings_are_refused():
-    for density in (0, 1.5, 1e-6, "0.1", True):
-        with pytest.raises(ValueError, match=r"MaxNormQuantization: density must be .* 1/65536"):
-            MaxNormQuantization(density=density)
-    with pytest.raises(ValueError, match="among the choices must be whole numbers"):
-        get("lgreco(method='max_norm', choices=[(2, 6)])")

@@ -225,17 +225,3 @@ def test_without_a_model_the_channels_of_a_convolution_decide(shape, rate):
 def test_rates_of_other_layers(kind, shape, rate):
     spec = GradientSpec("layer/kernel", shape, "float32", kind)
     assert ScaleCom().settings([spec]) == [rate]
-
-
-@pytest.mark.parametrize("beta", [0, 1e-46, -0.1, 1.1, float("nan"), "1", True, None], ids=repr)
-def test_filters_out_of_range_are_refused(beta):
-    with pytest.raises(
-        ValueError, match="ScaleCom: beta must be a number above 0, also as float32"
-    ):
-        ScaleCom(beta=beta)
-
-
-@pytest.mark.parametrize("rate", [0, 65537, 2.5, "rules", True], ids=repr)
-def test_rates_out_of_range_are_refused(rate):
-    with pytest.raises(ValueError, match=r"a whole number from 1 to 65536, or 'rule', or None"):
-        ScaleCom(rate)

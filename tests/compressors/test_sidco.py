@@ -65,9 +65,3 @@ def test_entries_that_are_0_do_not_count():
 def test_of_equal_entries_twice_the_share_is_sent():
     """No threshold divides them."""
     assert sent(SIDCo(), np.ones(ELEMENTS)) == [200]
-
-
-@pytest.mark.parametrize("density", [0, 1, -0.5, "0.1", True, None], ids=repr)
-def test_densities_out_of_range_are_refused(density):
-    with pytest.raises(ValueError, match="SIDCo: density must be a number above 0 and below 1"):
-        SIDCo(density)

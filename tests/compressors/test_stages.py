@@ -231,11 +231,6 @@ def test_a_phase_that_is_not_there_is_an_error():
         Exchanging(Beyond("cast", "no_compression")).steps([FINE])
 
 
-def test_whole_numbers_that_are_not_shared_are_refused():
-    with pytest.raises(ValueError, match="int64 cannot be divided"):
-        JobStateSpec(dtype="int64", shared=False)
-
-
 def test_a_choice_can_be_made_among_methods_with_stages_and_state():
     with collective().scope():
         specs = [GradientSpec("kernel", (300,), "float32", "vector")]

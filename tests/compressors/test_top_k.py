@@ -132,49 +132,6 @@ def test_two_bits_are_a_sign_and_one_of_two_means():
     assert_equal_bits(outcome.residuals[0][0], gradient - sent)
 
 
-@pytest.mark.parametrize("value_bits", [0, 3, 64, True, "8", None], ids=repr)
-def test_other_bits_are_refused(value_bits):
-    with pytest.raises(ValueError, match="value_bits must be one of 32, 16, 8, 4, 2, 1; received"):
-        TopK(value_bits=value_bits)
-
-
-@pytest.mark.parametrize("chunk", [0, 1, 3, 131072, True, "64"], ids=repr)
-def test_other_chunks_are_refused(chunk):
-    with pytest.raises(ValueError, match="chunk must be a power of two from 2 to 65536, or None"):
-        TopK(chunk=chunk)
-
-
-@pytest.mark.parametrize("density", [0, -0.1, 1.5, "0.1", True, float("nan")], ids=repr)
-def test_densities_out_of_range_are_refused(density):
-    expected = "must be a number above 0 and up to 1, or None to send variables whole"
-    with pytest.raises(ValueError, match=f"TopK: density {expected}"):
-        TopK(density)
-    with pytest.raises(ValueError, match=f"TopK: density of 'dense' {expected}"):
-        TopK({"dense": density})
-    with pytest.raises(ValueError, match=f"TopK: density of 'bias' {expected}"):
-        TopK(overrides={"bias": density})
-
-
-@pytest.mark.parametrize(
-    "momentum", [-0.1, 1, 1.5, 1 - 1e-9, "0.9", None, True, float("nan")], ids=repr
-)
-def test_momenta_out_of_range_are_refused(momentum):
-    with pytest.raises(
-        ValueError, match="TopK: momentum must be a number from 0 to below 1, also as float32"
-    ):
-        TopK(momentum=momentum)
-
-
-@pytest.mark.parametrize(
-    "clip_norm", [0, -1, 1e-50, 1e39, float("inf"), float("nan"), "1", True], ids=repr
-)
-def test_clip_norms_out_of_range_are_refused(clip_norm):
-    with pytest.raises(
-        ValueError, match="TopK: clip_norm must be a number above 0, also as float32"
-    ):
-        TopK(clip_norm=clip_norm)
-
-
 def test_velocities_are_kept_with_momentum_alone():
     assert TopK().state(spec(7)) == {RESIDUAL: StateSpec((7,))}
     assert TopK(momentum=0.9).state(spec(7)) == {

@@ -125,12 +125,6 @@ def test_bytes_count_offsets_scale_and_codes(bits, value_bytes):
     assert outcome.sent_bytes == [3 * offsets // 4 + passed_on] * 4
 
 
-@pytest.mark.parametrize("value_bits", [0, 2, 31, 64, True, 8.0, "8", None], ids=repr)
-def test_other_bits_are_refused(value_bits):
-    with pytest.raises(ValueError, match="value_bits must be one of 32, 16, 8, 4, 1; received"):
-        ScaleCom(value_bits=value_bits)
-
-
 def written(step=3, settings=(5, 7), fingerprint=11, finite=True):
     body = tf.range(1, 6)
     return ops.payload_write(

@@ -306,35 +306,12 @@ def test_outer_optimizer_that_is_not_of_the_strategy_is_refused(jobs):
         assert "outer optimizer was created outside the strategy's scope" in job["outside"]
 
 
-def test_settings_are_checked():
-    for settings in ({"steps": 0}, {"steps": 2.5}, {"steps": 2, "warmup_steps": -1}):
-        with pytest.raises(ValueError, match="expected a whole number"):
-            gc.LocalSteps(**settings)
-    for steps in ([], [(1, 4)], [(0, 4), (0, 8)], [(0, 0)], [3], "often"):
-        with pytest.raises(ValueError, match=r"or a list of \(step, number\)"):
-            gc.LocalSteps(steps)
-    with pytest.raises(ValueError, match="expected a whole number of fragments"):
-        gc.LocalSteps(2, fragments=0)
-    with pytest.raises(ValueError, match="residual_decay between 0 and 1"):
-        gc.LocalSteps(2, residual_decay=1.5)
-    with pytest.raises(TypeError, match="expected a Keras optimizer as outer"):
-        gc.LocalSteps(2, outer=3)
-    with pytest.raises(ValueError, match="use_ema, which has no meaning"):
-        gc.LocalSteps(2, outer=keras.optimizers.SGD(use_ema=True))
-    with pytest.raises(ValueError, match="use_ema would average"):
-        gc.CompressedOptimizer(keras.optimizers.SGD(use_ema=True), local_steps=2)
-    with pytest.raises(ValueError, match='precondition="local" is for gradients'):
-        gc.CompressedOptimizer(keras.optimizers.Adam(), precondition="local", local_steps=2)
-
-
 def test_unsupported_settings_of_local_steps_are_refused():
     with mirrored(2).scope(), pytest.raises(ValueError, match="there is only one worker"):
         gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps=2)
     ranks = types.SimpleNamespace(by_strategy=False)
     with pytest.raises(ValueError, match="Horovod's ranks cannot take them"):
         check_can_be_local(keras.optimizers.SGD(), ranks, None)
-    with pytest.raises(ValueError, match="'lgc' learns from the gradients of each step"):
-        gc.CompressedOptimizer(keras.optimizers.SGD(), "lgc", local_steps=2)
 
 
 def test_learners_plan_and_train_in_rounds():
