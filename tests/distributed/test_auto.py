@@ -72,11 +72,12 @@ def test_preconditioning_follows_the_choice_and_state_covers_all_candidates(work
 
 def test_the_chief_logs_the_choice_and_the_predictions_in_one_line(jobs, workers, way):
     lines_by_worker = [
-        [line for line in job.stderr.splitlines() if "the probe predicted" in line] for job in jobs
+        [line for line in job.stderr.splitlines() if "The probe predicted" in line] for job in jobs
     ]
     assert [len(lines) for lines in lines_by_worker] == [1, 0]
-    chosen, predicted = lines_by_worker[0][0].split("; the probe predicted: ")
-    assert workers[0]["chosen"].replace("_", "") in chosen.lower()
+    chosen, predicted = lines_by_worker[0][0].split(" The probe predicted: ")
+    names = {"no_compression": "without compression", "adacomp": "by adacomp (the default)"}
+    assert names.get(workers[0]["chosen"], workers[0]["chosen"]) in chosen
     assert [part.split()[0] for part in predicted.split(", ")] == CANDIDATES[way]
 
 

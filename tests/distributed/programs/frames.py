@@ -24,6 +24,7 @@ LIBRARY = str(Path(gc.__file__).parent)
 OLDER = [
     ("strategy/strategy.py", "run"),
     ("keras/common/fit.py", "fit"),
+    ("keras/common/fit.py", "filtered"),
 ]
 ENCODERS = ("AdaCompEncode", "PowerSgdLeft")
 FIRST = ("apply_gradients", "reduce_gradients")

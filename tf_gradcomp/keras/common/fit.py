@@ -9,11 +9,11 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-import tf_gradcomp
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.exchange.setup import report_no_effect
 from tf_gradcomp.keras.common import equality, files
@@ -71,7 +71,7 @@ def _frames_of_program(traceback: types.TracebackType | None) -> types.Traceback
 
 
 _HIDDEN = (
-    os.path.dirname(tf_gradcomp.__file__),
+    str(Path(__file__).parents[2]),
     os.path.dirname(keras.__file__),
     contextlib.__file__,
 )
