@@ -121,7 +121,8 @@ def test_workers_on_hosts_get_each_others_addresses_and_the_named_variables(
     assert sorted(done.stdout.splitlines()) == [
         f"[worker {index}] {host} cast a b ' None" for index, host in enumerate(hosts)
     ]
-    (addresses,) = {line.partition("] ")[2] for line in done.stderr.splitlines()}
+    _, *lines = done.stderr.splitlines()
+    (addresses,) = {line.partition("] ")[2] for line in lines}
     assert [address.partition(":")[0] for address in addresses.split()] == hosts
     assert len({*addresses.split()}) == 3
 
@@ -291,7 +292,7 @@ def test_workers_may_print_control_characters(program, ssh):  # noqa: F811
     line = '[worker 0] a\x1e{"returncode": 0}\x1e \x00\x04gradcomp 1\n'
     assert done.returncode == 3
     assert done.stdout == line
-    assert done.stderr.startswith(line)
+    assert done.stderr.startswith(f"gradcomp: starting 1 worker on host1\n{line}")
 
 
 def test_a_job_that_is_stopped_before_a_restart_says_how_it_ended(program, ssh, tmp_path):  # noqa: F811

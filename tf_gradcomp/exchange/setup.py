@@ -206,7 +206,7 @@ def log_notices(parts: Setup, notices: Iterable[str]) -> None:
         log_debug(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
     if gpus and parts.on_gpu != parts.variables.state.keys():
-        log_debug(f"{_COPIED}.")
+        log_info(f"{_COPIED}.")
     elif problem := next(filter(None, map(library.problem, gpus)), None):
         log_info(f"{_COPIED}: {problem}.")
     for notice in notices:
