@@ -71,6 +71,9 @@ def test_one_replica_chooses_nothing():
     assert optimizer.exchange.setup.residual_scale is None
 
 
+ONE_IN_FOUR = {**compressors.TopK().get_config()["density"], "dense": 0.25}
+
+
 @pytest.mark.parametrize(
     ("compressor", "text"),
     [
@@ -78,6 +81,7 @@ def test_one_replica_chooses_nothing():
         (compressors.AdaComp(scale_factor=3.0), "adacomp(scale_factor=3.0)"),
         (compressors.Cast("bfloat16"), "cast(dtype='bfloat16')"),
         (compressors.TopK(density=0.25), "top_k(density=0.25)"),
+        (compressors.TopK(density={"dense": 0.25}), f"top_k(density={ONE_IN_FOUR})"),
     ],
 )
 def test_the_text_of_a_compressor_is_short_and_means_it(compressor, text):

@@ -92,9 +92,9 @@ def text_of(compressor: Named) -> str:
 def _shortest(setting: Any) -> Any:
     """A number in place of a setting by layer kind that is this number for all kinds."""
     if isinstance(setting, dict) and setting.keys() == set(LAYER_KINDS):
-        numbers = set(setting.values())
-        if len(numbers) == 1 and isinstance(number := next(iter(numbers)), int | float):
-            return number
+        first, *others = setting.values()
+        if isinstance(first, int | float) and all(value == first for value in others):
+            return first
     return setting
 
 
