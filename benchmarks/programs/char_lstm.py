@@ -44,12 +44,7 @@ def make_optimizer(name: str, learning_rate: float | None = None) -> keras.optim
 
 def compiled_model(optimizer: keras.optimizers.Optimizer, **sizes: int) -> keras.Model:
     model = build_model(len(texts.ALPHABET), **sizes)
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[texts.bits_per_character],
-    )
-    return model
+    return common.compiled(model, optimizer, texts.bits_per_character)
 
 
 def train(
@@ -69,7 +64,6 @@ def train(
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
     job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(); comes first
-    is_chief = gc.is_chief(job.strategy)
     # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
@@ -86,27 +80,19 @@ def train(
                 group=job.group,
             )
         )
-    fitted = model.fit(
+    fitted = common.fit(
+        job,
+        model,
         train,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
-        shuffle=False,  # the dataset does
-        callbacks=common.make_callbacks(job),
-        verbose=2 if is_chief else 0,
     )
 
     _, bits = model.evaluate(validation, verbose=0)
-    if is_chief:
+    if gc.is_chief(job.strategy):
         print(f"Held-out text takes {bits:.3f} bits per character")
-        common.write_history(
-            history,
-            fitted.history,
-            model.optimizer,
-            workers=job.size,
-            weights=model.count_params(),
-            steps_per_epoch=steps_per_epoch,
-        )
+        common.write_fitted(history, job, model, fitted, steps_per_epoch)
 
 
 def simulation_task(

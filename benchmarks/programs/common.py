@@ -1,4 +1,4 @@
-"""Shared code of the example programs: data, times of steps, and reports."""
+"""Shared code of the programs: data, training, times of steps, and reports."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class StepTimer(keras.callbacks.Callback):
             logs["seconds_per_step"] = float(between.mean()) if between.size else math.nan
 
 
-def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
+def make_callbacks(job: Job) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of every program: the monitor first, so that others see its logs."""
     callbacks = [
         gc.callbacks.CompressionMonitor(),
@@ -166,9 +166,61 @@ def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
         gc.callbacks.AutoencoderTraining(),  # likewise for lgc
         StepTimer(),
     ]
-    if job and job.group:
+    if job.group:
         callbacks += [gc.callbacks.BroadcastInitialState(), gc.callbacks.CollectState()]
     return callbacks
+
+
+def compiled(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, metric: Any = "accuracy"
+) -> keras.Model:
+    """Compiles a model whose outputs are logits of classes; returns the model."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss, metrics=[metric])
+    return model
+
+
+def fit(
+    job: Job,
+    model: keras.Model,
+    batches: tf.data.Dataset,
+    callbacks: list[keras.callbacks.Callback] | None = None,
+    **settings: Any,
+) -> keras.callbacks.History:
+    """Trains on this worker, by the callbacks of every program if none are given.
+
+    Args:
+        job: The job.
+        model: A compiled model.
+        batches: Batches that are shuffled already.
+        callbacks: The callbacks in place of `make_callbacks(job)`.
+        **settings: More arguments of Keras' `fit`.
+    """
+    return model.fit(
+        batches,
+        shuffle=False,
+        callbacks=make_callbacks(job) if callbacks is None else callbacks,
+        verbose=2 if gc.is_chief(job.strategy) else 0,
+        **settings,
+    )
+
+
+def write_fitted(
+    path: str | None,
+    job: Job,
+    model: keras.Model,
+    fitted: keras.callbacks.History,
+    steps_per_epoch: int,
+) -> None:
+    """Writes what `fit` has measured: see `write_history`."""
+    write_history(
+        path,
+        fitted.history,
+        model.optimizer,
+        workers=job.size,
+        weights=model.count_params(),
+        steps_per_epoch=steps_per_epoch,
+    )
 
 
 def write_history(

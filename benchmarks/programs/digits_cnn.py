@@ -64,7 +64,6 @@ def train(
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
     job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(); comes first
-    is_chief = gc.is_chief(job.strategy)
     # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images(dataset, seed)
@@ -79,51 +78,37 @@ def train(
     validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
 
     with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
-        model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
-        model.compile(
-            optimizer=gc.CompressedOptimizer(  # (3) around your optimizer
+        model = compiled_model(
+            train_x.shape[1:],
+            gc.CompressedOptimizer(  # (3) around your optimizer
                 make_optimizer(optimizer, learning_rate),
                 compressor,
                 precondition=precondition,
                 local_steps=local_steps,
                 group=job.group,
             ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
+            classes=int(train_y.max()) + 1,
         )
-    fitted = model.fit(
+    fitted = common.fit(
+        job,
+        model,
         train,
+        make_callbacks(job, checkpoints),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
-        shuffle=False,  # the dataset does
-        callbacks=make_callbacks(job, checkpoints),
-        verbose=2 if is_chief else 0,
     )
 
     loss, accuracy = model.evaluate(validation, verbose=0)
-    if is_chief:
+    if gc.is_chief(job.strategy):
         print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
-        common.write_history(
-            history,
-            fitted.history,
-            model.optimizer,
-            workers=job.size,
-            weights=model.count_params(),
-            steps_per_epoch=steps_per_epoch,
-        )
+        common.write_fitted(history, job, model, fitted, steps_per_epoch)
 
 
 def compiled_model(
-    image_shape: tuple[int, ...], optimizer: keras.optimizers.Optimizer
+    image_shape: tuple[int, ...], optimizer: keras.optimizers.Optimizer, classes: int = 10
 ) -> keras.Model:
-    model = build_model(image_shape, classes=10)
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    return model
+    return common.compiled(build_model(image_shape, classes), optimizer)
 
 
 def simulation_task(

@@ -49,11 +49,7 @@ def train(
             compressor,
             gc.Policy.from_model(model),  # it knows the first and the last layer
         )
-        model.compile(
-            optimizer,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        common.compiled(model, optimizer)
     training, seen = gc.callbacks.AutoencoderTraining(), Errors()
     model.fit(
         train_x[:used_rows],

@@ -69,12 +69,7 @@ def make_optimizer(steps: int, learning_rate: float) -> keras.optimizers.Optimiz
 
 def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     model = build_model(len(texts.ALPHABET))
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[texts.bits_per_character],
-    )
-    return model
+    return common.compiled(model, optimizer, texts.bits_per_character)
 
 
 def train(
@@ -91,41 +86,32 @@ def train(
     history: str | None,
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
-    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before any other use of TensorFlow
-    is_chief = gc.is_chief(strategy)
+    job = common.start_job(horovod=False)  # (1) before any other use of TensorFlow
     # All workers shuffle in the same order, and each takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
     validation = texts.in_order(held_out, batch_size)
 
-    with strategy.scope():  # (2) create the model and everything that belongs to it in here
+    with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
         optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
         model = compiled_model(
             gc.CompressedOptimizer(  # (3) around your optimizer
                 optimizer, compressor, precondition=precondition, local_steps=local_steps
             )
         )
-    fitted = model.fit(
+    fitted = common.fit(
+        job,
+        model,
         texts.shuffled(text, batch_size, seed),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
-        shuffle=False,  # the dataset does
-        callbacks=common.make_callbacks(),
-        verbose=2 if is_chief else 0,
     )
 
     _, bits = model.evaluate(validation, verbose=0)
-    if is_chief:
+    if gc.is_chief(job.strategy):
         print(f"Perplexity of held-out text: {2**bits:.3f}")
-        common.write_history(
-            history,
-            fitted.history,
-            model.optimizer,
-            workers=strategy.num_replicas_in_sync,
-            weights=model.count_params(),
-            steps_per_epoch=steps_per_epoch,
-        )
+        common.write_fitted(history, job, model, fitted, steps_per_epoch)
 
 
 def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:

@@ -90,7 +90,6 @@ def train(
 ) -> None:
     """Trains on this worker, and reports if it is the chief."""
     job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(); comes first
-    is_chief = gc.is_chief(job.strategy)
     keras.utils.set_random_seed(seed)
     if images is None:
         rows, test, classes = load_digits(image_size, seed)
@@ -105,36 +104,26 @@ def train(
     )
 
     with job.strategy.scope():  # (2) create the model and everything that belongs to it in here
-        network = build_model(model, image_size, classes)
-        network.compile(
-            optimizer=gc.CompressedOptimizer(  # (3) around your optimizer
+        network = common.compiled(
+            build_model(model, image_size, classes),
+            gc.CompressedOptimizer(  # (3) around your optimizer
                 keras.optimizers.Adam(learning_rate),
                 compressor,
                 precondition=precondition,
                 group=job.group,
             ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
         )
-    fitted = network.fit(
+    fitted = common.fit(
+        job,
+        network,
         batches,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         validation_data=test.batch(batch_size),
-        shuffle=False,  # the dataset does
-        callbacks=common.make_callbacks(job),
-        verbose=2 if is_chief else 0,
     )
-    if is_chief:
+    if gc.is_chief(job.strategy):
         print(f"Test accuracy {fitted.history['val_accuracy'][-1]:.2%}")
-        common.write_history(
-            history,
-            fitted.history,
-            network.optimizer,
-            workers=job.size,
-            weights=network.count_params(),
-            steps_per_epoch=steps_per_epoch,
-        )
+        common.write_fitted(history, job, network, fitted, steps_per_epoch)
 
 
 @click.command(context_settings={"show_default": True})
