@@ -18,6 +18,7 @@ ROOMS = [
     "stall_reports",
     "tf_config",
     "horovod_here",
+    "near_names",
     "private",
     "policy",
     "compressors",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from rich.text import Text
 
 import tf_gradcomp
 from tf_gradcomp.cli.options import json_option, print_json
+from tf_gradcomp.near_names import near
 
 _FOLDER = Path(tf_gradcomp.__file__).parent / "compressors"
 _FIRST = ("adacomp", "cast", "auto", "no_compression")
 _DEFAULT = _FIRST[0]
-_ALIKE = 0.7  # of difflib's ratio of equal letters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +43,10 @@ class CompressorText(click.ParamType):
         """The text."""
         name = str(value).partition("(")[0].strip().lower()
         known = [method.name for method in described_methods()]
-        near = difflib.get_close_matches(name, known, cutoff=_ALIKE)
-        if name not in known and near:
+        found = near(name, known)
+        if name not in known and found:
             self.fail(
-                f"unknown name {name!r}; did you mean {' or '.join(map(repr, near))}? "
+                f"unknown name {name!r}; did you mean {' or '.join(map(repr, found))}? "
                 "`gradcomp methods` lists them.",
                 param,
                 ctx,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from tf_gradcomp.near_names import near
 from tf_gradcomp.policy import LAYER_KINDS
 
 
@@ -24,7 +24,6 @@ class Named(Protocol):
         """Creates the object that `get_config` described."""
 
 
-_ALIKE = 0.7  # of difflib's ratio of equal letters
 _classes: dict[str, type[Any]] = {}
 
 
@@ -164,17 +163,8 @@ def _known_settings(method: type[Any]) -> list[str]:
 
 def _expected(name: str, known: Sequence[str]) -> str:
     """The word "expected", after a question about similar known names."""
-    plain = {_letters(name): name for name in known}
-    letters = _letters(name)
-    near = difflib.get_close_matches(letters, list(plain), cutoff=_ALIKE)
-    near = [letters] if letters in near else near
-    if not near:
-        return "expected"
-    return f"did you mean {' or '.join(repr(plain[name]) for name in near)}? Expected"
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))
+    found = near(name, known)
+    return f"did you mean {' or '.join(map(repr, found))}? Expected" if found else "expected"
 
 
 def _settings(keywords: Sequence[ast.keyword]) -> dict[str, Any]:
