@@ -15,12 +15,14 @@ from typing import Any
 import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.advice.cost_model import WIDTH
 from tf_gradcomp.cli.options import Workers, json_option, print_json
 from tf_gradcomp.cli.run import (
     NOT_UNDER_SCHEDULER,
     NOT_WITH_HOSTS,
     hosts_of_job,
     misplaced_workers_hint,
+    needed_paths,
     program_command,
     refuse,
     shown_errors,
@@ -40,7 +42,6 @@ from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
 
 _HERE = Host("this machine", 1, "localhost", is_local=True)
-_WIDTH = 78
 _LOOPBACK = "Measured over this machine's loopback: on your network, the gain will differ."
 _NEXT = "On several machines: gradcomp advise -H host1,host2 train.py   More: --details"
 _NOT_MENTIONED = (
@@ -129,7 +130,7 @@ def advise(
         *program_command(program, module, is_here=not host_list),
         *args,
     ]
-    needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
+    paths = needed_paths(program, module)
     if not module and not _mentions_us(Path(program)):
         echo(_NOT_MENTIONED.format(program), err=True)
     advice = f"/tmp/gradcomp-advice-{uuid.uuid4().hex}.json"
@@ -139,7 +140,7 @@ def advise(
             if rank is not None:
                 addresses = stack.enter_context(addresses_of_ranks(rank))
             if host_list:
-                connections = stack.enter_context(connected(host_list, needed_paths))
+                connections = stack.enter_context(connected(host_list, paths))
         if has_tf_config:
             rank = _rank_by_tf_config()
         result = run_job(
@@ -197,7 +198,7 @@ def _show(advice: dict[str, Any], details: bool, as_json: bool, is_loopback: boo
         print_json(advice)
         return
     lines: Sequence[str] = [
-        textwrap.fill(advice["verdict"], _WIDTH),
+        textwrap.fill(advice["verdict"], WIDTH),
         _LOOPBACK if is_loopback else "",
         advice["table"],
         advice["details"] if details else "",

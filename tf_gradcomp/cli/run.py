@@ -204,7 +204,7 @@ def run(
         with shown_errors(ValueError, "%s", click.UsageError):
             worker_env = gpus_of_workers(workers, gpus_per_worker)
     command = [sys.executable, *program_command(program, module, is_here=not host_list), *args]
-    needed_paths = [os.getcwd(), *([] if module else [os.path.abspath(program)])]
+    paths = needed_paths(program, module)
     env = dict(os.environ)
     if compressor is not None:
         env[COMPRESSOR] = compressor
@@ -216,7 +216,7 @@ def run(
                 if horovod:
                     ranks = stack.enter_context(horovod_ranks(workers))
                 if host_list:
-                    connections = stack.enter_context(connected(host_list, needed_paths))
+                    connections = stack.enter_context(connected(host_list, paths))
                 if rank and not rank.is_alone:
                     addresses = stack.enter_context(addresses_of_ranks(rank))
             if not addresses:
@@ -308,6 +308,11 @@ def _refuse_nested_start() -> None:
             "program without gradcomp run, or unset TF_CONFIG first (env -u TF_CONFIG gradcomp "
             "run ...)."
         )
+
+
+def needed_paths(program: str, module: bool) -> list[str]:
+    """Returns the folder and the program, which each host of a job needs at the same paths."""
+    return [os.getcwd(), *([] if module else [os.path.abspath(program)])]
 
 
 def program_command(program: str, module: bool, *, is_here: bool = True) -> list[str]:

@@ -11,7 +11,7 @@ from tf_gradcomp.compressors.base import Compressor
 BASELINE = "no_compression"
 DEFAULT = "adacomp"  # of gc.CompressedOptimizer
 # Each was measured to train about as well as dense: see docs/benchmarks/accuracy.md.
-CANDIDATES = (BASELINE, "cast", "adacomp")
+CANDIDATES = (BASELINE, "cast", DEFAULT)
 
 
 @registry.register

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.compressors.auto import BASELINE, DEFAULT
 from tf_gradcomp.compressors.settings import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
 from tf_gradcomp.exchange.gradients import all_finite, native
@@ -43,7 +43,6 @@ from tf_gradcomp.keras.local.rounds import (
 from tf_gradcomp.private import tensorflow as tf_private
 
 RING = "ring"
-_DEFAULT_METHOD = "adacomp"  # of CompressedOptimizer
 
 
 class Gossip(LocalSteps):
@@ -155,7 +154,7 @@ def method_for_gradients(settings: LocalSteps | None, method: Any) -> Any:
     """
     if uses_compressor(settings):
         return method
-    if compressors.text_of(method) not in (_DEFAULT_METHOD, BASELINE):
+    if compressors.text_of(method) not in (DEFAULT, BASELINE):
         raise ValueError(
             f"CompressedOptimizer: gossip has its own compression of weights, and "
             f"{compressors.text_of(method)!r} would exchange nothing. Leave out the compressor, or "
