@@ -30,7 +30,8 @@ def _backend() -> tuple[str, str]:
         return keras.backend.backend(), "keras.config.backend()"
     if named := os.environ.get("KERAS_BACKEND"):
         return named, "the environment variable KERAS_BACKEND"
-    path = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras", "keras.json")
+    home = os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
+    path = Path(home, "keras.json")
     try:
         return json.loads(path.read_text()).get("backend", "tensorflow"), str(path)
     except (OSError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -413,6 +414,22 @@ def test_an_optimizer_built_outside_of_the_strategy_is_refused():
 class Mistaken(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         raise ValueError("a mistake of the program")
+
+
+def test_the_frames_of_a_program_with_a_similar_name_are_shown():
+    names = {"Mistaken": Mistaken}
+    source = """
+class Beside(Mistaken):
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+"""
+    exec(compile(source, f"{Path(gc.__file__).parent}_of_mine.py", "exec"), names)
+    with gc.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(gc.CompressedOptimizer("sgd"), "mse")
+    with pytest.raises(ValueError, match="a mistake of the program") as error:
+        model.fit(np.zeros((4, 2)), np.zeros((4, 1)), verbose=0, callbacks=[names["Beside"]()])
+    assert [entry.name for entry in error.traceback][-2:] == ["on_epoch_begin"] * 2
 
 
 @pytest.mark.parametrize(

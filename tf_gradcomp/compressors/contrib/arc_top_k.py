@@ -322,7 +322,7 @@ class _Variable:
         tf.raw_ops.AssignVariableOp(resource=self.residual, value=value)
 
     def _matrix(self) -> tf.Tensor:
-        """The total with a block in each row; zeros fill the last variable."""
+        """The total with a block in each row; zeros fill the last block."""
         missing = self._count * self.block - self.spec.elements
         return tf.reshape(tf.pad(self.total, [[0, missing]]), [self._count, self.block])
 

@@ -71,8 +71,8 @@ def _frames_of_program(traceback: types.TracebackType | None) -> types.Traceback
 
 
 _HIDDEN = (
-    str(Path(__file__).parents[2]),
-    os.path.dirname(keras.__file__),
+    f"{Path(__file__).parents[2]}{os.sep}",
+    f"{os.path.dirname(keras.__file__)}{os.sep}",
     contextlib.__file__,
 )
 
