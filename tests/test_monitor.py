@@ -241,7 +241,7 @@ def test_a_model_that_is_too_small_is_told_of(capsys):
     ).history
     more = history["sent_bytes"][0] / 12  # three weights as float32
     assert more > 1
-    output = capsys.readouterr().out.replace("\n", " ")
+    output = " ".join(capsys.readouterr().out.split())
     assert f"instead of 12: {more:,.1f} times MORE. The model is too small" in output
 
 
