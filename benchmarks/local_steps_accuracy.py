@@ -30,7 +30,7 @@ from typing import Any
 import click
 import records
 import simulated
-from local_steps_runs import COMPRESSORS, STEPS, WORK, Grid, Job, compare, markdown
+from local_steps_runs import COMPRESSORS, INNER, STEPS, WORK, Grid, Job, compare, markdown
 from output import show
 from pool import Limits, do_all, missing_runs, pool_options
 from rich.console import Console
@@ -105,6 +105,7 @@ _RATES = "How many times the learning rate of dense training is."
 @click.option("--compressor", multiple=True, default=COMPARED, type=click.Choice(list(COMPRESSORS)))
 @click.option("--warmup-steps", multiple=True, default=(0,), type=click.IntRange(min=0))
 @click.option("--rate", multiple=True, default=(1.0,), type=float, help=_RATES)
+@click.option("--inner", default="adam", type=click.Choice(INNER), help="Dense training's, too.")
 @click.option("--seeds", default=3, type=click.IntRange(min=1), help="How many: 0, 1, ...")
 @click.option("--training-steps", type=click.IntRange(min=1), callback=_check_steps, help=_TRAINING)
 @pool_options
@@ -118,6 +119,7 @@ def main(
     compressor: Sequence[str],
     warmup_steps: Sequence[int],
     rate: Sequence[float],
+    inner: str,
     seeds: int,
     training_steps: int | None,
     jobs: int,
@@ -131,7 +133,7 @@ def main(
     if tables:
         print(tables_of(results / records.LOCAL_STEPS.name))
         return
-    grid = Grid(rounds, compressor, warmup_steps, rate)
+    grid = Grid(rounds, compressor, warmup_steps, rate, inner)
     every = [
         job
         for many, task, seed in itertools.product(learners, STEPS, range(seeds))

@@ -20,13 +20,17 @@ from tf_gradcomp.cli.simulate import OUTER
 DENSE = "dense"  # name of the training that the others are compared with
 WITHIN = 0.01
 _KIND = ("task", "dense_steps", "learners", "training")
-_SETTINGS = ("steps", "outer", "compressor", "warmup_steps", "batch", "rate")
+_SETTINGS = ("inner", "steps", "outer", "compressor", "warmup_steps", "batch", "rate")
+INNER = ("adam", "muon")
 
 COMPRESSORS = {
     "none": simulated.DENSE,
     "adacomp": "adacomp",
     "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
     "top-k-0.04": "top_k(density=0.04, value_bits=2, chunk=128)",
+    "top-k-decay": "top_k(density=0.05, value_bits=2, chunk=128, residual_decay=0.95)",
+    "qsgd-2": "qsgd(bits=2)",
+    "scalecom": "scalecom",
 }
 # The steps of dense training, in whole rounds of all lengths; and between two evaluations.
 STEPS = {
@@ -53,6 +57,7 @@ class Job:
         warmup_steps: The number of synchronous steps before the first round.
         batch: How many times the batch is larger than the task's.
         rate: How many times the learning rate is.
+        inner: The inner optimizer, which is dense training's, too: one of `INNER`.
     """
 
     task: str
@@ -65,12 +70,14 @@ class Job:
     warmup_steps: int = 0
     batch: int = 1
     rate: float = 1.0
+    inner: str = "adam"
 
     @property
     def training(self) -> str:
         """The job's name without the task, its steps, the learners and the seed."""
         rounds = [f"rounds{self.steps}", self.outer, self.compressor]
         parts = rounds if self.steps > 1 else [DENSE]
+        parts += [self.inner] if self.inner != "adam" else []
         parts += [f"warmup{self.warmup_steps}"] if self.warmup_steps else []
         parts += [f"batch{self.batch}"] if self.batch > 1 else []
         parts += [f"rate{self.rate:g}"] if self.rate != 1 else []
@@ -91,6 +98,7 @@ class Job:
             self.seed,
             self.dense_steps // self.batch,
             COMPRESSORS[self.compressor],
+            self.inner,
             batch_size=self.batch * WORKLOADS[self.task].reading.batch_size,
             rate=self.rate,
         )
@@ -104,16 +112,19 @@ class Grid:
     compressors: Sequence[str]
     warmups: Sequence[int]
     rates: Sequence[float]
+    inner: str = "adam"
 
     def jobs(self, learners: int, task: str, seed: int, dense_steps: int) -> Iterator[Job]:
         """Yields dense training, that with local steps, and dense training on larger batches."""
-        dense = Job(task, 1, seed, dense_steps)
+        dense = Job(task, 1, seed, dense_steps, inner=self.inner)
         for rate in dict.fromkeys((1.0, *self.rates)):
             yield dataclasses.replace(dense, rate=rate)
         for steps, *options, rate in itertools.product(
             self.rounds, OUTER, self.compressors, self.warmups, self.rates
         ):
-            yield Job(task, learners, seed, dense_steps, steps, *options, rate=rate)
+            yield Job(
+                task, learners, seed, dense_steps, steps, *options, rate=rate, inner=self.inner
+            )
         for factor in self.rounds:
             for rate in (1.0, math.sqrt(factor)):
                 yield dataclasses.replace(dense, batch=factor, rate=rate)
@@ -147,8 +158,8 @@ def fewer_bytes(record: Record) -> tuple[float, float]:
 def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Record]:
     """A row for each training: means over the seeds that dense training has, too.
 
-    Each seed is compared with dense training at its best learning rate: the rate with the best mean
-    over all seeds that dense training has at any rate.
+    Each seed is compared with dense training by the same inner optimizer, at its best learning
+    rate: the rate with the best mean over all seeds that dense training has at any rate.
 
     Args:
         records: Those of all runs.
@@ -184,14 +195,14 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
 
 
 def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict[tuple, float]:
-    """Returns the quality of dense training at its best rate, by task, steps and seed."""
+    """Returns the quality of dense training at its best rate, by what `_of_seed` returns."""
     rates: dict[tuple, dict[float, dict[tuple, float]]] = {}
     for record in records:
         if record["steps"] == 1 and record["batch"] == 1:
-            rates_of_task = rates.setdefault((record["task"], record["dense_steps"]), {})
+            rates_of_task = rates.setdefault(_of_seed(record)[:-1], {})
             rates_of_task.setdefault(record["rate"], {})[_of_seed(record)] = record["quality"]
     best: dict[tuple, float] = {}
-    for (task, _), rates_of_task in rates.items():
+    for (task, *_), rates_of_task in rates.items():
         seeds = max(map(len, rates_of_task.values()))
         complete = [qualities for qualities in rates_of_task.values() if len(qualities) == seeds]
         sign = 1 if readings[task].rises else -1
@@ -200,7 +211,7 @@ def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict
 
 
 def _of_seed(record: Record) -> tuple:
-    return record["task"], record["dense_steps"], record["seed"]
+    return record["task"], record["dense_steps"], record["inner"], record["seed"]
 
 
 def _sort_key(record: Record, tasks: Sequence[str]) -> tuple:
@@ -238,6 +249,7 @@ def _named(row: Record) -> str:
         outer = "mean" if row["outer"] == "average" else "Nesterov"
         compressor = "uncompressed" if row["compressor"] == "none" else row["compressor"]
         parts = [f"rounds of {row['steps']}", outer, compressor]
+    parts += ["Muon"] if row["inner"] == "muon" else []
     parts += [f"{row['warmup_steps']} steps of warm-up"] if row["warmup_steps"] else []
     parts += [f"batches {row['batch']} times larger"] if row["batch"] > 1 else []
     parts += [f"rate {row['rate']:.3g} times"] if row["rate"] != 1 else []

@@ -64,7 +64,7 @@ class Training:
         seed: Seed of the weights and the order of the rows.
         steps: The number of steps.
         compressor: The method, as `gc.compressors.get` takes it.
-        optimizer: `"adam"` or `"sgd"`, with momentum; a Transformer has AdamW.
+        optimizer: `"adam"`, `"sgd"` with momentum, or `"muon"`; a Transformer has AdamW for Adam.
         batch_size: Rows of a step, of all learners together; None is the task's own.
         rate: How many times the learning rate is.
         knows_layers: Whether the policy reads the layers from the model.
@@ -162,15 +162,21 @@ def slug(compressor: str) -> str:
 
 def _images(name: str, training: Training) -> Made:
     train, test = common.load_images(name, training.seed)
-    rate = training.rate * digits_cnn.LEARNING_RATES[training.optimizer]
-    optimizer = digits_cnn.make_optimizer(training.optimizer, rate)
+    optimizer = _optimizer(training, digits_cnn)
     return digits_cnn.compiled_model(train[0].shape[1:], optimizer), train, test
+
+
+def _optimizer(training: Training, program: Any) -> keras.optimizers.Optimizer:
+    if training.optimizer == "muon":
+        rate = training.rate * program.LEARNING_RATES["adam"]
+        return keras.optimizers.Muon(rate, exclude_layers=["logits"])
+    rate = training.rate * program.LEARNING_RATES[training.optimizer]
+    return program.make_optimizer(training.optimizer, rate)
 
 
 def _lstm(file: str | None, training: Training, **sizes: int) -> Made:
     text, held_out = texts.load(file and str(Path(os.environ[DATA], file)))
-    rate = training.rate * char_lstm.LEARNING_RATES[training.optimizer]
-    model = char_lstm.compiled_model(char_lstm.make_optimizer(training.optimizer, rate), **sizes)
+    model = char_lstm.compiled_model(_optimizer(training, char_lstm), **sizes)
     return model, texts.sequences(text), texts.sequences(held_out)
 
 
@@ -185,7 +191,9 @@ def _faint_lstm(training: Training) -> Made:
 def _transformer(training: Training) -> Made:
     text, held_out = texts.load(None)
     rate = training.rate * transformer_lm.LEARNING_RATE
-    model = transformer_lm.compiled_model(transformer_lm.make_optimizer(training.steps, rate))
+    name = {"adam": "adamw"}.get(training.optimizer, training.optimizer)
+    optimizer = transformer_lm.make_optimizer(name, training.steps, rate)
+    model = transformer_lm.compiled_model(optimizer, transformer_lm.SIZES["small"])
     return model, texts.sequences(text), texts.sequences(held_out)
 
 

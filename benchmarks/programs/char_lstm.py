@@ -30,7 +30,7 @@ def build_model(characters: int, layers: int = 1, width: int = 256) -> keras.Mod
             keras.Input((texts.SEQUENCE,), dtype="int32"),
             keras.layers.Embedding(characters, 64),
             *(keras.layers.LSTM(width, return_sequences=True) for _ in range(layers)),
-            keras.layers.Dense(characters),
+            keras.layers.Dense(characters, name="logits"),
         ]
     )
 

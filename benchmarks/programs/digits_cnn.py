@@ -34,7 +34,7 @@ def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
             keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
             keras.layers.Flatten(),
             keras.layers.Dense(128, activation="relu"),
-            keras.layers.Dense(classes),
+            keras.layers.Dense(classes, name="logits"),
         ]
     )
 
