@@ -15,7 +15,16 @@ import links
 import records
 from placed import shared_out_threads
 from time_to_accuracy_report import DENSE, FREE, HOROVOD
-from trainings import DIGITS, TEXT, TRANSFORMER, Bench, Run, Task, horovod_installed
+from trainings import (
+    DIGITS,
+    LARGE_TRANSFORMER,
+    TEXT,
+    TRANSFORMER,
+    Bench,
+    Run,
+    Task,
+    horovod_installed,
+)
 
 CURVES = "curves"  # folder of whole runs
 
@@ -66,6 +75,7 @@ SETTINGS = {
         Setting(DIGITS, 30, 10, 22),
         Setting(TEXT, 20, 2, 200),
         Setting(TRANSFORMER, 10, 2, 200, decays=True, within=math.log2(1.01)),
+        Setting(LARGE_TRANSFORMER, 25, 2, 16, decays=True, within=math.log2(1.01)),
     )
 }
 

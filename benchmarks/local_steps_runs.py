@@ -28,9 +28,13 @@ COMPRESSORS = {
     "adacomp": "adacomp",
     "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
     "top-k-0.04": "top_k(density=0.04, value_bits=2, chunk=128)",
-    "top-k-decay": "top_k(density=0.05, value_bits=2, chunk=128, residual_decay=0.95)",
     "qsgd-2": "qsgd(bits=2)",
     "scalecom": "scalecom",
+}
+# Settings of `gc.LocalSteps` at the end of a round. The last ones are SparseLoCo's.
+ENDS = {
+    **{name: {"outer": outer} for name, outer in OUTER.items()},
+    "decay": {"outer": None, "residual_decay": 0.95},
 }
 # The steps of dense training, in whole rounds of all lengths; and between two evaluations.
 STEPS = {
@@ -52,7 +56,7 @@ class Job:
         seed: Seed of the weights and the order of the rows.
         dense_steps: The number of steps on batches of the task's own size.
         steps: The number of steps in a round; 1 for dense training.
-        outer: Name of the outer optimizer.
+        outer: A key of `ENDS`.
         compressor: A key of `COMPRESSORS`.
         warmup_steps: The number of synchronous steps before the first round.
         batch: How many times the batch is larger than the task's.
@@ -120,7 +124,7 @@ class Grid:
         for rate in dict.fromkeys((1.0, *self.rates)):
             yield dataclasses.replace(dense, rate=rate)
         for steps, *options, rate in itertools.product(
-            self.rounds, OUTER, self.compressors, self.warmups, self.rates
+            self.rounds, ENDS, self.compressors, self.warmups, self.rates
         ):
             yield Job(
                 task, learners, seed, dense_steps, steps, *options, rate=rate, inner=self.inner
@@ -132,7 +136,7 @@ class Grid:
 
 def _measure(job: Job) -> Record:
     """Trains; returns the record."""
-    local = {"steps": job.steps, "outer": OUTER[job.outer], "warmup_steps": job.warmup_steps}
+    local = {"steps": job.steps, "warmup_steps": job.warmup_steps, **ENDS[job.outer]}
     every = max(1, STEPS[job.task][1] // job.batch)
     record = simulated.train(job.whole, every, local if job.steps > 1 else None)
     del record["traffic"]  # by variable: no table has it
@@ -242,11 +246,46 @@ def several_seeds(rows: Sequence[Record], readings: Mapping[str, Task], seeds: i
     return "\n".join(table(head, body))
 
 
+def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
+    """The table of the trainings that Muon has been tried on, with those by Adam."""
+    tried = dict.fromkeys(_run_length(row) for row in rows if row["inner"] == "muon")
+    body = []
+    for place in tried:
+        there = [row for row in rows if _run_length(row) == place and row["batch"] == 1]
+        reading = readings[place[0]]
+        best = {inner: _best_quality(there, inner, reading) for inner in INNER}
+        for row in there:
+            many = str(row["learners"]) if row["steps"] > 1 else "any"
+            cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row)]
+            cells += [spread(row["qualities"], reading.digits)]
+            cells += [_behind(row["quality"], best[inner], reading) for inner in INNER]
+            body.append([*cells, times(row["times fewer sent"]) if row["steps"] > 1 else "1"])
+    behind = [f"% behind {inner.capitalize()}, uncompressed" for inner in INNER]
+    head = ["task", "workers", "training", "quality", *behind, "times fewer bytes sent"]
+    return "\n".join(table(head, body))
+
+
+def _run_length(row: Record) -> tuple[str, int]:
+    return row["task"], row["dense_steps"]
+
+
+def _best_quality(rows: Sequence[Record], inner: str, reading: Task) -> float | None:
+    dense = [row["quality"] for row in rows if row["steps"] == 1 and row["inner"] == inner]
+    return (max if reading.rises else min)(dense, default=None)
+
+
+def _behind(quality: float, best: float | None, reading: Task) -> str:
+    """Returns by how many percent a quality is worse than the best one."""
+    if best is None:
+        return ""
+    return f"{(-100 if reading.rises else 100) * (quality - best) / best:+.1f}"
+
+
 def _named(row: Record) -> str:
     """Returns a training in words."""
     parts = [DENSE]
     if row["steps"] > 1:
-        outer = "mean" if row["outer"] == "average" else "Nesterov"
+        outer = {"average": "mean", "decay": "mean, decay"}.get(row["outer"], "Nesterov")
         compressor = "uncompressed" if row["compressor"] == "none" else row["compressor"]
         parts = [f"rounds of {row['steps']}", outer, compressor]
     parts += ["Muon"] if row["inner"] == "muon" else []

@@ -53,6 +53,7 @@ def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
     steps, trained = setups(measured), measured["setups"]
     grouped = network_report.grouped(measured["records"], "job", "workers", "link")
     rounds = local_steps_accuracy.rows_of(records.LOCAL_STEPS)
+    by_adam = [row for row in rounds if row["inner"] == "adam"]
     readings = local_steps_accuracy.READINGS
     parts: dict[Path, dict[str, Lines]] = {
         ROOT / "README.md": {"worth it": worth_it.small_table(steps)},
@@ -77,8 +78,9 @@ def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
         BENCHMARKS / "accuracy.md": {
             "bold": [methods_table.named_wins(found)],
             **{f"{n} workers": methods_table.markdown(found, n) for n in methods_table.LEARNERS},
-            "longest rounds": [local_steps_runs.longest(rounds)],
-            "rounds": [local_steps_runs.several_seeds(rounds, readings)],
+            "longest rounds": [local_steps_runs.longest(by_adam)],
+            "rounds": [local_steps_runs.several_seeds(by_adam, readings)],
+            "muon": [local_steps_runs.by_inner_optimizer(rounds, readings)],
         },
         BENCHMARKS / "kernels.md": {"encoding": methods_table.times_of_encoding(found)},
         METHODS: {"bytes": methods_table.fewer_bytes(found, methods_table.PLOTTED)},

@@ -46,6 +46,7 @@ class Task:
         rises: Whether a higher metric is better.
         batch_size: Batch size of all workers together.
         optimizers: Optimizers that the program takes; a single optimizer is not passed.
+        arguments: More arguments of the program.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Task:
     rises: bool
     batch_size: int
     optimizers: Sequence[str] = ("adam", "sgd")
+    arguments: Sequence[str] = ()
 
 
 DIGITS = Task(
@@ -66,6 +68,13 @@ DIGITS = Task(
 _BITS = ("val_bits_per_character", "bits per character", 3, 1.0, 1, False, 32)
 TEXT = Task("text", "char_lstm.py", *_BITS)
 TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adamw",))
+LARGE_TRANSFORMER = Task(
+    "large-transformer",
+    "transformer_lm.py",
+    *_BITS,
+    optimizers=("adamw", "muon"),
+    arguments=("--size", "large"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,7 +343,7 @@ def _check(what: str, result: JobResult) -> None:
 
 def _command(run: Run) -> list[str]:
     """Returns the command of the program, with the run's arguments."""
-    settings = ["--compressor", run.compressor, "--seed", str(run.seed)]
+    settings = [*run.task.arguments, "--compressor", run.compressor, "--seed", str(run.seed)]
     if len(run.task.optimizers) > 1:
         settings += ["--optimizer", run.optimizer]
     if run.local_steps:

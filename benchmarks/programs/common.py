@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,7 @@ def write_fitted(
         workers=job.size,
         weights=model.count_params(),
         steps_per_epoch=steps_per_epoch,
+        peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
 
 
