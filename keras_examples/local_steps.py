@@ -1,50 +1,68 @@
-"""Workers train separate copies of the weights and exchange them every 16 steps.
+"""Workers train separate copies of a Transformer by Muon, and exchange them every 16 steps.
 
 gradcomp run -n 2 local_steps.py     # for links with a long delay
 """
 
+import pydoc_data.topics
+
 import keras
-import tensorflow as tf
-from sklearn.datasets import load_digits
+import numpy as np
+from attention_muon import AttentionMuon
 
 import tf_gradcomp as gc
 
+SEQUENCE = 64  # characters
+WIDTH = 128
 STEPS_PER_EPOCH = 64  # a multiple of 16: a round ends at the end of an epoch, too
 
 strategy = gc.MultiWorkerMirroredStrategy()
 keras.utils.set_random_seed(0)
-x, y = load_digits(return_X_y=True)
-x = (x / 16).reshape(-1, 8, 8, 1).astype("float32")
-train = tf.data.Dataset.from_tensor_slices((x[360:], y[360:]))
-train = train.shuffle(len(x), seed=0).repeat().batch(64)
-test = tf.data.Dataset.from_tensor_slices((x[:360], y[:360])).batch(64)
+text = "".join(pydoc_data.topics.topics.values()).encode("ascii", "ignore")  # Python's help
+codes = np.frombuffer(text, np.uint8).astype("int32")
+rows = len(codes) // SEQUENCE - 1
+x = codes[: rows * SEQUENCE].reshape(rows, SEQUENCE)
+y = codes[1 : rows * SEQUENCE + 1].reshape(rows, SEQUENCE)  # one character later
+
+
+class Positions(keras.layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:], initializer="random_normal")
+
+    def call(self, x):
+        return x + self.table
+
+
+def block(x):
+    y = keras.layers.LayerNormalization()(x)
+    x = x + keras.layers.MultiHeadAttention(4, WIDTH // 4)(y, y, use_causal_mask=True)
+    y = keras.layers.LayerNormalization()(x)
+    y = keras.layers.Dense(4 * WIDTH, activation="gelu")(y)
+    return x + keras.layers.Dense(WIDTH)(y)
+
 
 with strategy.scope():
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dense(128, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
+    tokens = keras.Input((SEQUENCE,), dtype="int32")
+    hidden = block(block(Positions()(keras.layers.Embedding(128, WIDTH)(tokens))))
+    logits = keras.layers.Dense(128, name="logits")(keras.layers.LayerNormalization()(hidden))
+    model = keras.Model(tokens, logits)
     model.compile(
         optimizer=gc.CompressedOptimizer(
-            keras.optimizers.Adam(),  # each worker has its own state of this one
-            compressor="top_k(density=0.05)",
-            local_steps=gc.LocalSteps(16, warmup_steps=16),
+            # Each worker has its own state of this one. The last layer is AdamW's.
+            AttentionMuon(0.004, exclude_layers=["logits"]),
+            compressor="cast",
+            local_steps=16,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
 model.fit(
-    train,
-    epochs=10,
+    x,
+    y,
+    batch_size=32,
+    epochs=8,
     steps_per_epoch=STEPS_PER_EPOCH,
-    validation_data=test,
     callbacks=[gc.callbacks.CompressionMonitor()],  # logs rounds and drift
     verbose=2 if gc.is_chief(strategy) else 0,
 )

@@ -13,7 +13,8 @@ one, over all workers. The small model has 0.43 million weights, the large one 1
 from __future__ import annotations
 
 import dataclasses
-import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,10 @@ import keras
 import texts
 
 import tf_gradcomp as gc
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "keras_examples"))
+
+from attention_muon import AttentionMuon
 
 EPOCHS = 10
 STEPS_PER_EPOCH = 200
@@ -69,28 +74,6 @@ def block(x: keras.KerasTensor, size: Size) -> keras.KerasTensor:
     y = keras.layers.LayerNormalization()(x)
     y = keras.layers.Dense(4 * size.width, activation="gelu")(y)
     return x + keras.layers.Dense(size.width)(y)
-
-
-@keras.saving.register_keras_serializable("transformer_lm")
-class AttentionMuon(keras.optimizers.Muon):
-    """Muon that takes the kernels of `MultiHeadAttention` for matrices, and biases for none."""
-
-    def _should_use_adamw(self, variable: Any) -> bool:
-        if variable.path.endswith("bias"):
-            return True
-        if not re.search(r"(query|key|value|attention_output)/kernel$", variable.path):
-            return super()._should_use_adamw(variable)
-        return any(re.search(pattern, variable.path) for pattern in self.exclude_layers)
-
-    def _muon_update_step(self, gradient: Any, variable: Any, lr: Any, m: Any) -> None:
-        path = self._trainable_variables[self._get_variable_index(variable)].path
-        is_output = path.endswith("attention_output/kernel")
-        shape = (-1, variable.shape[-1]) if is_output else (variable.shape[0], -1)
-        self.assign_add(m, gradient + m * (self.momentum - 1))
-        momentum = gradient + self.momentum * m if self.nesterov else m
-        matrix = keras.ops.reshape(momentum, shape)
-        update = lr * self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
-        self.assign_sub(variable, keras.ops.reshape(self.lr_adjust(update), variable.shape))
 
 
 def make_optimizer(name: str, steps: int, learning_rate: float) -> keras.optimizers.Optimizer:

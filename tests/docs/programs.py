@@ -19,6 +19,10 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "keras_examples"))
+
+from attention_muon import AttentionMuon
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = 256
 
@@ -190,10 +194,9 @@ def attention():
 def run_muon(names):
     found = {"weights": [], "losses": []}
     x, y = names["x"], names["y"]
-    inner = lambda: names["AttentionMuon"](0.02, exclude_layers=["logits"])  # noqa: E731
     with names["strategy"].scope():
-        optimizers = names["optimizer"], gc.CompressedOptimizer(inner(), "cast", local_steps=4)
-    for optimizer in optimizers:
+        sparse = gc.CompressedOptimizer(AttentionMuon(0.02), "top_k(density=0.05)", local_steps=4)
+    for optimizer in (names["optimizer"], sparse):
         keras.utils.set_random_seed(0)
         with names["strategy"].scope():
             model = attention()

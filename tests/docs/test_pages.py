@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_gradcomp as gc
 from tests.bounds import training
 from tests.docs import programs
 from tests.workers import OPTIMIZED, result, run_workers
@@ -136,8 +135,6 @@ def test_kernels_of_attention_are_orthogonalized_as_matrices(found):
     adam = found[0]["muon"]["adam"]
     assert len([path for path in adam if path.endswith("bias")]) == len(adam) - 1 == 1 + 4 + 1
     assert "logits/kernel" in adam
-    names = {"keras": keras, "gc": gc}
-    exec(programs.code("muon"), names)
     model = programs.attention()
     kernels = [v for v in model.trainable_variables if len(v.shape) == 3]
     assert len(kernels) == 4
@@ -146,7 +143,7 @@ def test_kernels_of_attention_are_orthogonalized_as_matrices(found):
         shape = (-1, width) if "attention_output" in kernel.path else (width, -1)
         start = kernel.numpy()
         matrix = keras.Variable(start.reshape(shape))
-        flat, optimizer = keras.optimizers.Muon(0.02), names["AttentionMuon"](0.02)
+        flat, optimizer = keras.optimizers.Muon(0.02), programs.AttentionMuon(0.02)
         for seed in range(3):
             gradient = np.random.default_rng(seed).normal(size=kernel.shape).astype("float32")
             optimizer.apply([gradient], [kernel])
