@@ -195,7 +195,8 @@ def run_muon(names):
     found = {"weights": [], "losses": []}
     x, y = names["x"], names["y"]
     with names["strategy"].scope():
-        sparse = gc.CompressedOptimizer(AttentionMuon(0.02), "top_k(density=0.05)", local_steps=4)
+        inner = AttentionMuon(0.02, exclude_layers=["logits"])
+        sparse = gc.CompressedOptimizer(inner, "top_k(density=0.05)", local_steps=4)
     for optimizer in (names["optimizer"], sparse):
         keras.utils.set_random_seed(0)
         with names["strategy"].scope():
