@@ -64,7 +64,8 @@ class Method:
     tolerance: float = 0.0  # of all that the oracle gives, relative to the largest; 0: bits
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
-    sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
+    # Whether a tensor of equal elements is sent completely in one step; False for a fixed number.
+    sends_equals_at_once: bool = True
     sends_less: bool = False  # other values than the entries, or not the largest entries
     # What the gradients of one of so many replicas, with its state before, add to its residuals.
     added: Callable[[int, State, Arrays], Arrays] = lambda size, state, gradients: gradients

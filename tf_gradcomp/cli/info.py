@@ -32,6 +32,7 @@ class _Report:
     problems: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: str) -> None:
+        """Keeps a row for `--json` and the checks, and otherwise also prints it at once."""
         self.rows.append((name, value))
         if self.shows_rows:  # in one line, so that users can copy paths
             click.echo(f"{click.style(name.ljust(_NAME_WIDTH), bold=True)}{value}")

@@ -153,6 +153,7 @@ class Communicator:
             longest = tf.reduce_max(self.all_gather(words[tf.newaxis]))
             return self.all_gather(_padded(payload, longest)), longest + 1
         room = tf.cast(self.ahead.read_value(), tf.int32)
+        # Each replica's row of `first`: the length of its payload, then the payload's first words.
         first = self.all_gather(tf.concat([words[tf.newaxis], _padded(payload[:room], room)], 1))
         longest = tf.reduce_max(first[:, 0])
         second_length = next_room(self.ahead, room, longest)

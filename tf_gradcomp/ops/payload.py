@@ -182,7 +182,7 @@ def decode(
         step=tf.convert_to_tensor(step, tf.int64),
         N=len(shapes),
         shapes=list(shapes),
-        **_worker_count(settings),
+        **_op_arguments(settings),
     )
 
 
@@ -209,12 +209,12 @@ def put_back(
         tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
     """
     return getattr(library.load(), f"{method}_put_back")(
-        residuals=handles_of(residuals), payload=payload, **_worker_count(settings)
+        residuals=handles_of(residuals), payload=payload, **_op_arguments(settings)
     )
 
 
-def _worker_count(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings as the ops take them."""
+def _op_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns a method's settings as its op takes them: lists by tensor become int64 tensors."""
     return {
         name: tensor_of(value) if name in _PER_TENSOR else value for name, value in settings.items()
     }

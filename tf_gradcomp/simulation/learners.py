@@ -324,7 +324,10 @@ class Learners:
         on_step: Callable[[StepReport], None],
         training: AutoencoderTraining,
     ) -> tuple[list[StepReport], list[int]]:
-        """Takes the steps of an epoch; returns the report and the number of rows of each."""
+        """Takes the steps of an epoch; returns the report and the number of rows of each.
+
+        Similarity is measured in the last step only, because it ends a round of local steps.
+        """
         reports, rows = [], []
         remaining = iter(batches)
         batch = next(remaining, None)

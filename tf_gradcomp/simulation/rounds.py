@@ -64,7 +64,7 @@ class LearnersRounds:
             settings.outer.build(self._variables)
         self._weights = [native(variable) for variable in self._variables]
         slots = [native(variable) for variable in keras_private.state_variables(model.optimizer)]
-        self._swapped = [*self._weights, *slots]
+        self._swapped = [*self._weights, *slots]  # hold one learner's values at a time
         self._local: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []
         self._has_begun = False
@@ -96,11 +96,13 @@ class LearnersRounds:
             self._begin()
         assign(self._swapped, self._local[learner])
         loss, shares = gradients()
+        # The loss was divided by the number of learners; a local step needs the whole gradient.
         local = [None if share is None else times(share, self._size) for share in shares]
         pairs = [(g, v) for g, v in zip(local, self._variables, strict=True) if g is not None]
         finite = all_finite([gradient for gradient, _ in pairs])
         if has_gradients_left(self._exchange, learner, tf.constant(self._has_begun)):
             grads, variables = zip(*pairs, strict=True)
+            # Residuals that synchronous steps left go into the learner's first local step.
             take(self._with_residuals(learner, grads, variables, finite))
         elif finite:
             take(local)

@@ -108,6 +108,7 @@ class LayerwisePlan(keras.callbacks.Callback):
             rich.console.Console().print(self._by_layer(planner, self._plan))
 
     def _plan_now(self) -> None:
+        """Plans again, if the method has plans; adds up plans and seconds for the summary."""
         exchange = self._planned_exchange()
         if exchange:
             started = time.perf_counter()

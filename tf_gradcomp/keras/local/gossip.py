@@ -119,7 +119,7 @@ class Gossip(LocalSteps):
             ValueError: If the neighbours' shares leave nothing for the worker's own weights, so
                 that training would diverge.
         """
-        neighbours = min(2, size - 1)
+        neighbours = min(2, size - 1)  # in a ring: two workers have one each
         share = self.diffusion / (neighbours + 1)
         if share * neighbours >= 1:
             raise ValueError(

@@ -223,6 +223,7 @@ class Rounds(Hook):
         variables: Sequence[Any],
         optimizer: LocalOptimizer,
     ) -> None:
+        # By identity, because a filtered list has lost the indices.
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
         indices = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
@@ -241,11 +242,12 @@ class Rounds(Hook):
             self._local(units.steps),
         )
         self.exchanges = PeriodicReduce(self._local(exchange.step))
-        self._equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models, since the latest step
+        # Models whose variables were made equal on all workers since the latest step.
+        self._equal: weakref.WeakSet[Any] = weakref.WeakSet()
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.register([], [self._local(self._state.position)])
         exchange.hooks.add(self)
-        # Not every method has state that `Saving` restores.
+        # Restored by itself: `Saving` restores nothing if the method has no state.
         unit = native(units.in_weight_units)
         tf_private.save_as(unit, self._in_weight_units.read_value, self._restore_unit)
 
