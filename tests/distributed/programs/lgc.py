@@ -16,7 +16,7 @@ from common import Setup, digits, residual_sums, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
-from tf_gradcomp.compressors.lgc.state import AutoencoderHook
+from tf_gradcomp.compressors.lgc.job_state import AutoencoderHook
 from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
 BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
