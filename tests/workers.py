@@ -16,6 +16,22 @@ A test gives a program, as text or as a file, and gets what each worker printed 
         ''', n=2)
         assert result(workers[0]) == result(workers[1])
 
+A longer program is the file of its tests itself. So editors and lint see it, and the tests use its
+constants:
+
+    PROGRAM = Path(__file__)  # each worker runs this file
+
+    def train():
+        ...
+
+    def test_workers_train_alike():
+        first, second = map(result, run_workers(PROGRAM, 2, ["adacomp"]))
+        assert first == second
+
+    if __name__ == "__main__":
+        METHOD = argument(1)
+        report(train())
+
 A worker reports by writing either `RESULT_PATH + ".json"` or `RESULT_PATH + ".npz"` (which is
 what `np.savez(os.environ["RESULT_PATH"], weights=...)` does); each worker has its own RESULT_PATH.
 

@@ -11,7 +11,7 @@ CANDIDATES = {
 # Chooses a compressor by a probe, in both ways; and says what `gc.advise` says: WAY.
 PROGRAM = """
     import keras
-    from tests.distributed.programs.common import Setup, dense_model, digits, state_digest
+    from tests.distributed.common import Setup, dense_model, digits, state_digest
 
     import tf_gradcomp as gc
     from tests.ranks import argument, exchange_of, report

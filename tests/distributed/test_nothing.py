@@ -12,7 +12,7 @@ PROGRAM = '''
     import keras
     import numpy as np
     import tensorflow as tf
-    from tests.distributed.programs.common import Setup, dense_model, digits
+    from tests.distributed.common import Setup, dense_model, digits
 
     from tests.ranks import argument, report
     from tf_gradcomp.exchange.exchange import residual_norm

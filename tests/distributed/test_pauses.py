@@ -13,7 +13,7 @@ PROGRAM = """
     import sys
 
     import keras
-    from tests.distributed.programs.common import Setup, dense_model, digits
+    from tests.distributed.common import Setup, dense_model, digits
 
     from tests.ranks import RANK, digest, report
 

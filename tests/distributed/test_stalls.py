@@ -14,7 +14,7 @@ PROGRAM = '''
 
     import keras
     import tensorflow as tf
-    from tests.distributed.programs.common import Setup, dense_model, digits, say
+    from tests.distributed.common import Setup, dense_model, digits, say
 
     from tests.ranks import RANK, report
     from tf_gradcomp.private import tensorflow as tf_private
