@@ -24,7 +24,7 @@ from tensorflow.python.framework import random_seed
 import tf_gradcomp
 from tests.patched import canonical
 from tests.replicas import mirrored
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.keras.common import fit as fit_module
 from tf_gradcomp.keras_version import install_patches
 from tf_gradcomp.private import keras3 as keras_private
@@ -855,7 +855,7 @@ _WITHOUT_GUARDS = """
 
 
 def test_two_workers_train_without_any_guard():
-    first, second = (result(worker) for worker in run_workers(_WITHOUT_GUARDS, 2))
+    first, second = results(run_workers(_WITHOUT_GUARDS, 2))
     guards = [patch.target for patch in PATCHES if not patch.essential]
     assert len(first["told"]) == len(guards)
     for line in first["told"]:

@@ -11,7 +11,7 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.distributed.common import Setup, dense_model, digits, residual_sums, scalar, state_digest
 from tests.ranks import argument, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 
@@ -191,7 +191,7 @@ def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(saved_by_strat
 
 def run(workers, action, folder, way):
     args = [action, folder, way]
-    return [result(worker) for worker in run_workers(PROGRAM, workers, args)]
+    return results(run_workers(PROGRAM, workers, args))
 
 
 if __name__ == "__main__":

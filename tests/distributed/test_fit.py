@@ -24,7 +24,7 @@ from tests.distributed.common import (
     state_digest,
 )
 from tests.ranks import RANK, argument, digest, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.exchange.exchange import residual_norm
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -449,7 +449,7 @@ def seen(way):
     with tempfile.TemporaryDirectory() as folder:
         args = [folder, way, ",".join(CHECKS[way])]
         workers = run_workers(PROGRAM, 2, args)
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 @pytest.fixture(params=marked(WAYS))
@@ -715,7 +715,7 @@ def test_keras_scales_the_loss_under_mixed_float16(way):
 
 def test_more_workers_have_bit_equal_weights_and_slots(tmp_path):
     args = [tmp_path, "optimizer", "steps_per_execution"]
-    reports = [result(worker) for worker in run_workers(PROGRAM, 3, args)]
+    reports = results(run_workers(PROGRAM, 3, args))
     for worker in reports[1:]:
         assert worker == reports[0]
 

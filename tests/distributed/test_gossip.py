@@ -19,7 +19,7 @@ from tests.distributed.local_training import Trained
 from tests.gossiping import fresh
 from tests.ranks import RANK, argument, digest, exchange_of, report, values
 from tests.reference.gossip import PowerGossip, ring
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 WORKERS = 4
@@ -185,7 +185,7 @@ def workers(folder):
 
 @pytest.fixture(scope="module")
 def jobs(workers):
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 def test_the_chief_tells_of_gossip_and_of_no_method_that_it_does_not_use(workers):

@@ -21,7 +21,7 @@ import pytest
 
 from tests.distributed.common import Setup, dense_model, digits, residual_sums, scalar, state_digest
 from tests.ranks import RANK, argument, exchange_of, report
-from tests.workers import Job, result
+from tests.workers import Job, results
 from tf_gradcomp.exchange import saving
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -123,7 +123,7 @@ def jobs(tmp_path_factory):
             workers = job.wait()
         if stage is not None:
             seen[stage] |= {
-                "restored": [result(worker) for worker in workers],
+                "restored": results(workers),
                 "said": workers[0].stderr + workers[0].stdout,
             }
         if next_stage in STAGES:

@@ -20,7 +20,7 @@ import tf_gradcomp as gc
 from tests.bounds import rounding
 from tests.distributed.common import Setup, digits, residual_sums, scalar, state_digest
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.compressors.lgc.job_state import AutoencoderHook
 from tf_gradcomp.keras.callbacks.autoencoder_training import autoencoder_of
 
@@ -185,16 +185,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    return [
-        result(w) for w in run_workers(PROGRAM, 2, ["train", folder, "optimizer", "all_reduce"])
-    ]
+    return results(run_workers(PROGRAM, 2, ["train", folder, "optimizer", "all_reduce"]))
 
 
 @pytest.fixture(scope="module")
 def by_strategy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     args = ["train", folder, "strategy", "parameter_server"]
-    return [result(worker) for worker in run_workers(PROGRAM, 2, args)]
+    return results(run_workers(PROGRAM, 2, args))
 
 
 @pytest.mark.parametrize("way", ["trained", "by_strategy"])
@@ -232,7 +230,7 @@ def test_a_job_resumes_from_each_phase(trained, epoch):
 
 
 def test_more_workers_resume_from_each_phase(trained, folder):
-    resumed = [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
+    resumed = results(run_workers(PROGRAM, 3, ["resume", folder]))
     for epoch in range(3):
         saved = trained[0]["epochs"][epoch]
         for worker in resumed:
@@ -257,7 +255,7 @@ def test_a_killed_job_resumes_from_its_last_epoch_with_more_workers(trained, tmp
     assert killed.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "UnavailableError" in survivor.stderr
-    workers = [result(w) for w in run_workers(PROGRAM, 3, ["backup", tmp_path, 0])]
+    workers = results(run_workers(PROGRAM, 3, ["backup", tmp_path, 0]))
     for worker in workers:
         assert worker["phases"] == workers[0]["phases"] == sorted(worker["phases"])
         assert len(worker["phases"]) == (EPOCHS - 1) * STEPS

@@ -21,7 +21,7 @@ import pytest
 import tf_gradcomp as gc
 from tests.distributed.common import Setup, digits, state_digest, state_sums
 from tests.ranks import RANK, argument, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import result, results, run_workers
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import GRADIENT_SUM
 from tf_gradcomp.compressors.lgreco import LayerPlanner
@@ -135,7 +135,7 @@ OWN = TopK(0.05).settings(
 
 @pytest.fixture(scope="module")
 def by_strategy():
-    return [result(worker) for worker in run_workers(PROGRAM, 2, ["strategy"])]
+    return results(run_workers(PROGRAM, 2, ["strategy"]))
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ _PLANS_IN_SCOPE = """
 
 def test_plans_are_made_within_the_strategys_scope():
     workers = run_workers(_PLANS_IN_SCOPE, 2)
-    chief, other = map(result, workers)
+    chief, other = results(workers)
     assert chief == other
     for plan in chief.values():
         assert plan[1] > 1  # times fewer bytes
@@ -223,16 +223,16 @@ def test_a_job_killed_within_a_period_resumes_with_plan_and_sums(before, after, 
     assert before[1].returncode == -signal.SIGKILL
     saved = result(before[0])["epochs"][1]
     assert np.any(saved["sums"][0])
-    results = [result(worker) for worker in after]
-    for worker in results:
+    jobs = results(after)
+    for worker in jobs:
         for name in ("weights", "plan", "sums", "next plan"):
             assert worker["restored"][name] == saved[name], name
         for name in ("weights", "plan"):
-            expected = [epoch[name] for epoch in results[0]["epochs"]]
+            expected = [epoch[name] for epoch in jobs[0]["epochs"]]
             assert [epoch[name] for epoch in worker["epochs"]] == expected
     # A plan is made at the end of the period, and the next one begins.
-    assert [np.any(epoch["sums"][0]) for epoch in results[0]["epochs"]] == sums_left
-    assert results[0]["epochs"][0]["weights"] != saved["weights"]
+    assert [np.any(epoch["sums"][0]) for epoch in jobs[0]["epochs"]] == sums_left
+    assert jobs[0]["epochs"][0]["weights"] != saved["weights"]
 
 
 # Trains by L-GreCo with a plan after each epoch, which worker 1 knows nothing of.

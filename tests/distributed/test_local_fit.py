@@ -9,7 +9,7 @@ import pytest
 import tf_gradcomp as gc
 from tests.distributed.common import Setup, digits, linear_model, scalar, state_digest
 from tests.ranks import RANK, argument, digest, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 BATCH, EPOCHS, STEPS = 32, 2, 5
@@ -161,7 +161,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 2, [folder])]
+    return results(run_workers(PROGRAM, 2, [folder]))
 
 
 def test_workers_differ_within_rounds_and_agree_after_each_epoch(jobs):

@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.distributed.local_learners import RATE, SHAPES, gradients
 from tests.distributed.local_training import Trained
 from tests.ranks import RANK, SIZE, argument, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 IN_FRAGMENTS = [(0, 1), (3, 3), (7, 1)]
@@ -44,9 +44,9 @@ def go_on(path, *arguments):
 def resumed(tmp_path_factory):
     """Runs a job of two workers that saves within a round, and three workers that resume."""
     folder = tmp_path_factory.mktemp("resumed")
-    two = [result(worker) for worker in run_workers(PROGRAM, 2, [folder])]
+    two = results(run_workers(PROGRAM, 2, [folder]))
     go_on_alone(folder)
-    return two, [result(worker) for worker in run_workers(PROGRAM, 3, [folder])]
+    return two, results(run_workers(PROGRAM, 3, [folder]))
 
 
 def go_on_alone(folder):

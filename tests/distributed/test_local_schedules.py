@@ -13,7 +13,7 @@ from tests.distributed.common import Setup
 from tests.distributed.local_learners import RATE, SHAPES, assert_equal, gradients
 from tests.distributed.local_training import Trained
 from tests.ranks import RANK, argument, exchange_of, report, values
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 TOP_K = "top_k(density=0.1)"
@@ -135,7 +135,7 @@ def synchronous_between():
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("schedules")
-    return [result(worker) for worker in run_workers(PROGRAM, 2, [folder])]
+    return results(run_workers(PROGRAM, 2, [folder]))
 
 
 def moved(*parts):

@@ -22,7 +22,7 @@ from tests.distributed.local_learners import (
 from tests.distributed.local_training import Trained
 from tests.ranks import RANK, exchange_of, report, values
 from tests.replicas import mirrored, stepper
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 
@@ -172,7 +172,7 @@ CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
 
 @pytest.fixture(scope="module")
 def jobs():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+    return results(run_workers(PROGRAM, 2))
 
 
 @pytest.mark.parametrize("clip", CLIPS)

@@ -26,7 +26,7 @@ from tests.distributed.local_learners import (
 from tests.distributed.local_training import Trained
 from tests.ranks import RANK, argument, digest, report
 from tests.replicas import mirrored
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.keras.local.local_steps import check_can_be_local
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -259,7 +259,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+    return results(run_workers(PROGRAM, WORKERS, [folder]))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -24,7 +24,7 @@ from tests.distributed.common import (
     state_sums,
 )
 from tests.ranks import SIZE, argument, exchange_of, inner_of, report
-from tests.workers import Job, result, run_workers
+from tests.workers import Job, results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 
@@ -201,7 +201,7 @@ def test_killed_job_resumes_with(killed, tmp_path, workers):
     for file in backup.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     args = [copy, epochs_done + 2]
-    resumed = [result(w) for w in run_workers(PROGRAM, workers, args)]
+    resumed = results(run_workers(PROGRAM, workers, args))
     for worker in resumed:
         assert worker["epochs"] == [epochs_done, epochs_done + 1]
         assert worker["weights"] == resumed[0]["weights"]

@@ -29,7 +29,7 @@ from tests.distributed.common import (
     state_sums,
 )
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -146,12 +146,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workers(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 2, ["train", folder])]
+    return results(run_workers(PROGRAM, 2, ["train", folder]))
 
 
 @pytest.fixture(scope="module")
 def resumed(workers, folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder, *STATES])]
+    return results(run_workers(PROGRAM, 3, ["resume", folder, *STATES]))
 
 
 @quick

@@ -10,7 +10,7 @@ import tf_gradcomp as gc
 from tests.distributed.common import digits
 from tests.ranks import RANK, report
 from tests.replicas import method_names
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.private import tensorflow as tf_private
@@ -125,7 +125,7 @@ def ending(run):
 
 @pytest.fixture(scope="module")
 def mismatches():
-    return [result(worker) for worker in run_workers(PROGRAM, 2, ["models"])]
+    return results(run_workers(PROGRAM, 2, ["models"]))
 
 
 @pytest.mark.parametrize(

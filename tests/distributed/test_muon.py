@@ -14,7 +14,7 @@ from tests.bounds import rounding
 from tests.distributed.common import Setup, local_residuals, scalar
 from tests.ranks import RANK, argument, digest, exchange_of, inner_of, report, values
 from tests.reference import muloco
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 PATHS = ["tall", "wide", "embedding", "bias"]
@@ -284,7 +284,7 @@ LEVELS = 3  # steps between the levels of two bits
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("muon")
-    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+    return results(run_workers(PROGRAM, WORKERS, [folder]))
 
 
 def new_muon(**settings):

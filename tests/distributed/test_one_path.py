@@ -16,7 +16,7 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.distributed.common import Setup, dense_model, digits
 from tests.ranks import RANK, argument, exchange_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.strategy.coordinated import coordinated
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -198,7 +198,7 @@ def job(folder):
 
 @pytest.fixture(scope="module")
 def workers(job):
-    return [result(worker) for worker in job]
+    return results(job)
 
 
 def assert_holds(held, sums):

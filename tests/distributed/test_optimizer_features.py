@@ -21,7 +21,7 @@ from tests.distributed.common import (
     state_digest,
 )
 from tests.ranks import argument, exchange_of, inner_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 BATCH, STEPS = 32, 6
@@ -245,7 +245,7 @@ def test_clipping_clips(alone, feature):
 
 
 def reports(n, way, features):
-    return [result(worker) for worker in run_workers(PROGRAM, n, [way, "/".join(features)])]
+    return results(run_workers(PROGRAM, n, [way, "/".join(features)]))
 
 
 def assert_close(values, expected):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 BATCHES, SIZE = 4, 16  # a row has 64 bytes, so that each part is as aligned as the whole
@@ -147,7 +147,7 @@ FORMS = [
 def seen():
     """Returns the batches that each of two workers saw, by the way it read them."""
     with tempfile.TemporaryDirectory() as folder:
-        return [result(worker) for worker in run_workers(PROGRAM, 2, [folder])]
+        return results(run_workers(PROGRAM, 2, [folder]))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 
 from tests.distributed.common import dense_model, digits
 from tests.ranks import RANK, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.private import tensorflow as tf_private
 
 PROGRAM = Path(__file__)  # each worker runs this file
@@ -216,7 +216,7 @@ pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 
 @pytest.fixture(scope="module")
 def workers():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+    return results(run_workers(PROGRAM, 2))
 
 
 def test_is_collective(workers):

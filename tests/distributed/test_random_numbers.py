@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import training
 from tests.ranks import SIZE, argument, digest, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 STEPS, ROWS, KEEP = 40, 8, 0.75  # the rows of all workers
@@ -204,7 +204,7 @@ def resumed():
 def job(workers, way="strategy", run=0):
     """Returns what each worker drew, the same in each `run`."""
     with tempfile.TemporaryDirectory() as folder:
-        return [result(worker) for worker in run_workers(PROGRAM, workers, [way, folder])]
+        return results(run_workers(PROGRAM, workers, [way, folder]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 BATCHES = 12
@@ -105,7 +105,7 @@ def generators():
 
 @functools.cache
 def seen():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+    return results(run_workers(PROGRAM, 2))
 
 
 @pytest.fixture(params=range(2))

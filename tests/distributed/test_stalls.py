@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 # Trains in several ways: FOLDER REPLICAS WAY...
 PROGRAM = '''
@@ -107,7 +107,7 @@ def test_the_worker_that_waits_names_the_one_that_is_late(stalls):
 
 
 def test_workers_count_their_steps_and_collectives_alike(stalls):
-    first, second = map(result, stalls[1])
+    first, second = results(stalls[1])
     assert first == second
     assert first[0] % 2 == 0
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import training
 from tests.ranks import argument, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 TRIPLES = np.random.default_rng(0).normal(size=(3, 16, 5)).astype("float32")
@@ -106,7 +106,7 @@ def trained(make, data, optimizers, evaluate_first=False):
 
 @functools.cache
 def job(workers, way):
-    return [result(worker) for worker in run_workers(PROGRAM, workers, [way])]
+    return results(run_workers(PROGRAM, workers, [way]))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import tf_gradcomp as gc
 from tests.bounds import training
 from tests.distributed.common import WHOLE, classification_loss, digits
 from tests.ranks import RANK, SIZE, argument, digest, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 BATCH, STEPS = 32, 4
@@ -204,7 +204,7 @@ TRAINED = training(gain=0.2, terms=32 + 16 + 3, steps=4)
 
 
 def reports(n, kind):
-    return [result(worker) for worker in run_workers(PROGRAM, n, [kind])]
+    return results(run_workers(PROGRAM, n, [kind]))
 
 
 @pytest.fixture(scope="module", params=["stock", "strategy", "mirrored", "mirrored ops"])

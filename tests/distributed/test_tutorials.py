@@ -19,7 +19,7 @@ import tensorflow as tf
 from tests.bounds import training
 from tests.distributed.common import WHOLE, Setup, scalar
 from tests.ranks import RANK, argument, digest, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = Path(__file__)  # each worker runs this file
 ROWS, TEST_ROWS, BATCH, EPOCHS = 500, 100, 64, 2  # the last batch has 52 rows
@@ -279,7 +279,7 @@ def seen(ways, workers=2):
     runs = [f"{way} {run}" for way in ways for run in RUNS[way]]
     with tempfile.TemporaryDirectory() as folder:
         jobs = run_workers(PROGRAM, workers, [",".join(runs), folder])
-    return [result(worker) for worker in jobs]
+    return results(jobs)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close, training
 from tests.distributed.common import classification_loss, scalar
 from tests.ranks import RANK, SIZE, argument, digest, exchange_of, inner_of, report
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.groups.means import means_over_replicas
 from tf_gradcomp.private import keras3 as keras_private
 from tf_gradcomp.private import tensorflow as tf_private
@@ -396,7 +396,7 @@ def run(replicas, *args, check=True):
 def flat(folders):
     """Runs two processes of two replicas; each replica exchanges with all other replicas."""
     workers = run(2, folders["flat"], "nothing", "flat")
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 @pytest.fixture(scope="module")
@@ -407,26 +407,26 @@ def ended(folders, flat):
 
 @pytest.fixture(scope="module")
 def two_level(ended):
-    return [result(worker) for worker in ended]
+    return results(ended)
 
 
 @pytest.fixture(scope="module")
 def one_replica(folders, two_level):
     """Two processes of one replica."""
     workers = run(1, folders["one replica"], folders["two levels"])
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 @pytest.fixture(scope="module")
 def by_strategy():
     """As `two_level`, by a compressor on the strategy."""
-    return [result(worker) for worker in run(2, "nothing", "nothing", "strategy")]
+    return results(run(2, "nothing", "nothing", "strategy"))
 
 
 @pytest.fixture(scope="module")
 def flat_by_strategy():
     """As `flat`, by a compressor on the strategy."""
-    return [result(worker) for worker in run(2, "nothing", "nothing", "flat strategy")]
+    return results(run(2, "nothing", "nothing", "flat strategy"))
 
 
 @pytest.fixture(params=["by_strategy", "flat_by_strategy"])
