@@ -65,6 +65,7 @@ def run():
 def serve():
     """Forks a supervisor for each requested program; also returns in the programs."""
     import keras  # noqa: F401
+    import pytest  # noqa: F401  # which a test file imports when it is run as a program
     import tensorflow  # noqa: F401
 
     import tf_gradcomp

@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.state import (
+from tf_gradcomp.compressors.lgc.job_state import (
     CODING,
     COLLECTED,
     COLLECTING,
@@ -405,7 +405,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
 def test_training_uses_all_steps_since_the_last_call_and_reports_overwritten_steps(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("tf_gradcomp.compressors.lgc.state.KEPT_VECTORS", 6)
+    monkeypatch.setattr("tf_gradcomp.compressors.lgc.job_state.KEPT_VECTORS", 6)
     group = learners(2, method(training_steps=100))
     training = gc.callbacks.AutoencoderTraining()
     x, y = data()

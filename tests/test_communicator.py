@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests.replicas import collective, per_replica
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.groups import communicator
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.processes import Processes
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 ELEMENTS = 1001

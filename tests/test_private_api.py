@@ -24,7 +24,7 @@ from tensorflow.python.framework import random_seed
 import tf_gradcomp
 from tests.patched import canonical
 from tests.replicas import mirrored
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.keras.common import fit as fit_module
 from tf_gradcomp.keras_version import install_patches
 from tf_gradcomp.private import keras3 as keras_private
@@ -34,7 +34,6 @@ from tf_gradcomp.private.patching import PATCHES, ChangedFunctionError, Untested
 from tf_gradcomp.strategy import shuffles
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
-PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
 SOURCES = sorted(Path(tf_gradcomp.__file__).parent.rglob("*.py"))
 
 
@@ -66,11 +65,6 @@ def noting(seen, *, self_only=True):
     return by
 
 
-@pytest.fixture(scope="module")
-def workers():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
-
-
 @pytest.fixture
 def optimizer():
     return keras.optimizers.SGD(1.0)
@@ -79,39 +73,6 @@ def optimizer():
 @pytest.fixture
 def variable():
     return keras.Variable(np.zeros(2, "float32"), name="variable")
-
-
-def test_is_collective(workers):
-    assert [worker["is_collective"] for worker in workers] == [True, True]
-    assert not tf_private.is_collective(tf.distribute.get_strategy())
-
-
-def test_in_multi_worker_mode(workers):
-    assert [worker["in_multi_worker_mode"] for worker in workers] == [True, True]
-
-
-def test_host_all_gather(workers):
-    assert [worker["host_all_gather"] for worker in workers] == [[0, 1]] * 2
-
-
-def test_timeout_seconds(workers):
-    assert [worker["timeout_seconds"] for worker in workers] == [0, 0]
-
-
-def test_launcher_and_all_gather_of(workers):
-    assert [worker["all_gather_of"] for worker in workers] == [[0, 10, 1, 10]] * 2
-
-
-def test_coordinating(workers):
-    assert [worker["coordinating"] for worker in workers] == [20500] * 2
-
-
-def test_launcher_of_workers(workers):
-    assert [worker["launcher_of_workers"] for worker in workers] == [[3, 20]] * 2
-
-
-def test_sum_over_workers(workers):
-    assert [worker["sum_over_workers"] for worker in workers] == [[3, 16]] * 2
 
 
 def test_end_in_background():
@@ -201,47 +162,6 @@ def test_use_logical_cpus():
     # The tests of two levels use its result.
     ours = collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices
     assert list(inspect.signature(ours).parameters) == ["self", "cluster_resolver", "worker_device"]
-
-
-def test_all_reduce_of(workers):
-    assert [worker["all_reduce_of"] for worker in workers] == [[3, 20]] * 2
-
-
-def test_rank(workers):
-    assert [worker["rank"] for worker in workers] == [0, 1]
-
-
-def test_exchange_no_empty_tensors(workers):
-    shapes = [[0, 3], [0, 3], [0, 3], [3, 3]]
-    assert [worker["exchange_no_empty_tensors"] for worker in workers] == [shapes] * 2
-
-
-def test_broadcast_no_empty_variables(workers):
-    assert [worker["broadcast_no_empty_variables"] for worker in workers] == [[[0, 3], 5]] * 2
-
-
-def test_broadcasting_no_variables(workers):
-    assert [worker["broadcasting_no_variables"] for worker in workers] == [[5, 5], [6, 5]]
-
-
-def test_launch_broadcast(workers):
-    from_each = [[0, 10], [1, 11], [0, 10]]
-    assert [worker["launch_broadcast"] for worker in workers] == [from_each] * 2
-
-
-def test_allow_collectives_in_loops(workers):
-    assert [worker["allow_collectives_in_loops"] for worker in workers] == [6, 6]
-
-
-def test_on_initial_values(workers):
-    assert [worker["on_initial_values"] for worker in workers] == [[11], [11]]
-
-
-def test_stock_keras_still_fails_under_the_stock_strategy(workers):
-    # keras-team/keras#20585. When this fails, our strategy no longer needs its patch of `reduce`.
-    for worker in workers:
-        assert worker["stock_fit"] is not None
-        assert "unsupported type" in worker["stock_fit"]
 
 
 def test_cross_device_ops_of_a_strategy_without():
@@ -814,16 +734,6 @@ def test_save_model(tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded.serve(np.ones((1, 1))), model(np.ones((1, 1))))
 
 
-def test_announce_withdraw_and_all_come(workers):
-    for worker in workers:
-        logged, come, nothing = worker["announced"].values()
-        assert (logged, come, nothing) == (["by 0", "by 1"], [True, False, True], [None, None])
-
-
-def test_on_collectives(workers):
-    assert [worker["on_collectives"] for worker in workers] == [[1] * 8] * 2
-
-
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)
 def test_each_patch_has_a_test(patch):
     assert callable(globals().get(patch.test)), patch.test
@@ -945,7 +855,7 @@ _WITHOUT_GUARDS = """
 
 
 def test_two_workers_train_without_any_guard():
-    first, second = (result(worker) for worker in run_workers(_WITHOUT_GUARDS, 2))
+    first, second = results(run_workers(_WITHOUT_GUARDS, 2))
     guards = [patch.target for patch in PATCHES if not patch.essential]
     assert len(first["told"]) == len(guards)
     for line in first["told"]:

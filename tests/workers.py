@@ -2,7 +2,7 @@
 
 A test gives a program, as text or as a file, and gets what each worker printed and reported:
 
-    from tests.workers import result, run_workers
+    from tests.workers import results, run_workers
 
     def test_sum():
         workers = run_workers('''
@@ -14,7 +14,24 @@ A test gives a program, as text or as a file, and gets what each worker printed 
             with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
                 json.dump({"loss": 0.5}, file)
         ''', n=2)
-        assert result(workers[0]) == result(workers[1])
+        first, second = results(workers)
+        assert first == second
+
+A longer program is the file of its tests itself. So editors and lint see it, and the tests use its
+constants:
+
+    PROGRAM = Path(__file__)  # each worker runs this file
+
+    def train():
+        ...
+
+    def test_workers_train_alike():
+        first, second = results(run_workers(PROGRAM, 2, ["adacomp"]))
+        assert first == second
+
+    if __name__ == "__main__":
+        METHOD = argument(1)
+        report(train())
 
 A worker reports by writing either `RESULT_PATH + ".json"` or `RESULT_PATH + ".npz"` (which is
 what `np.savez(os.environ["RESULT_PATH"], weights=...)` does); each worker has its own RESULT_PATH.
@@ -91,6 +108,11 @@ def result(worker: WorkerResult) -> Any:
         f"worker {worker.index} reported nothing (exit code {worker.returncode})\n{worker.stderr}"
     )
     return worker.reported
+
+
+def results(workers: Sequence[WorkerResult]) -> list[Any]:
+    """Returns the report of each worker."""
+    return [result(worker) for worker in workers]
 
 
 def run_workers(

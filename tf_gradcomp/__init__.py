@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tf_gradcomp.chief import is_chief, worker_path
     from tf_gradcomp.groups.agreement import WorkersDisagreeError
     from tf_gradcomp.groups.horovod_group import HorovodGroup
-    from tf_gradcomp.keras.common.advise import advise
-    from tf_gradcomp.keras.common.autoencoder import Autoencoder
+    from tf_gradcomp.keras.common.advice import advise
+    from tf_gradcomp.keras.common.autoencoder_model import Autoencoder
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
     from tf_gradcomp.keras.common.model_policy import Policy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
@@ -43,7 +43,7 @@ __version__ = metadata.version("tf-gradcomp")
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
     "Advice": "tf_gradcomp.advice.cost_model",
-    "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
+    "Autoencoder": "tf_gradcomp.keras.common.autoencoder_model",
     "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
     "Gossip": "tf_gradcomp.keras.local.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
@@ -51,7 +51,7 @@ _HOME = {
     "MultiWorkerMirroredStrategy": "tf_gradcomp.strategy.strategy",
     "Policy": "tf_gradcomp.keras.common.model_policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.agreement",
-    "advise": "tf_gradcomp.keras.common.advise",
+    "advise": "tf_gradcomp.keras.common.advice",
     "broadcast_initial_state": "tf_gradcomp.keras.common.initial_state",
     "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.chief",

@@ -24,7 +24,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy
 
 advise_module = importlib.import_module(
-    "tf_gradcomp.keras.common.advise"
+    "tf_gradcomp.keras.common.advice"
 )  # as the function is called
 
 SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}

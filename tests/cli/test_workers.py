@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_launch import wait_until_dead
-from tests.workers import Job, result, run_workers
+from tests.workers import Job, result, results, run_workers
 
 
 def test_results_come_back_in_order():
@@ -23,7 +23,7 @@ def test_results_come_back_in_order():
         env={"SHARED": "s"},
         per_worker_env=[{}, {"OWN": "o"}, {}],
     )
-    assert [result(worker) for worker in workers] == [{"index": index} for index in range(3)]
+    assert results(workers) == [{"index": index} for index in range(3)]
     assert [worker.stdout for worker in workers] == ["out a 1"] * 3
     assert [worker.stderr for worker in workers] == ["err s None", "err s o", "err s None"]
     assert [worker.returncode for worker in workers] == [0, 0, 0]

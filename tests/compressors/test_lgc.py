@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.base import RESIDUAL, StepInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.state import (
+from tf_gradcomp.compressors.lgc.job_state import (
     CODING,
     COLLECTED,
     COLLECTING,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 CANDIDATES = {
     "optimizer": ["no_compression", "cast", "adacomp"],
@@ -11,7 +11,7 @@ CANDIDATES = {
 # Chooses a compressor by a probe, in both ways; and says what `gc.advise` says: WAY.
 PROGRAM = """
     import keras
-    from tests.distributed.programs.common import Setup, dense_model, digits, state_digest
+    from tests.distributed.common import Setup, dense_model, digits, state_digest
 
     import tf_gradcomp as gc
     from tests.ranks import argument, exchange_of, report
@@ -52,7 +52,7 @@ def jobs(way):
 
 @pytest.fixture(scope="module")
 def workers(jobs):
-    return [result(worker) for worker in jobs]
+    return results(jobs)
 
 
 def test_all_workers_choose_the_same_and_train_alike(workers, way):

@@ -15,7 +15,7 @@ from tf_gradcomp.keras.callbacks.compression_monitor import cosine
 # Trains with `DelayCheck`, by a method that is slow to send and by one that sends at once.
 PROGRAM = """
     import keras
-    from tests.distributed.programs.common import Setup, dense_model, digits
+    from tests.distributed.common import Setup, dense_model, digits
 
     from tests.delays import checked
     from tests.ranks import exchange_of, report

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 
 @pytest.fixture(scope="module")
 def found():
     """Reports of two workers; the program is at the end of this file."""
-    return [result(worker) for worker in run_workers(Path(__file__), 2)]
+    return results(run_workers(Path(__file__), 2))
 
 
 @pytest.mark.parametrize(

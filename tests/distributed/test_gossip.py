@@ -13,14 +13,164 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.bounds import rounding
+from tests.distributed.common import Setup, classification_loss, scalar
 from tests.distributed.local_learners import RATE, SHAPES, gradients
+from tests.distributed.local_training import Trained
 from tests.gossiping import fresh
+from tests.ranks import RANK, argument, digest, exchange_of, report, values
 from tests.reference.gossip import PowerGossip, ring
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
-PROGRAM = Path(__file__).parent / "programs" / "gossip.py"
+PROGRAM = Path(__file__)  # each worker runs this file
 WORKERS = 4
 ZEROS = [[np.zeros(shape) for shape in SHAPES] for _ in range(WORKERS)]
+
+
+def steps_of(number, seed=3):
+    return gradients(number, seed, WORKERS)
+
+
+def trained(settings, *args, **kwargs):
+    make = settings if callable(settings) else lambda: settings
+    return Trained("adacomp", make, *args, **kwargs)
+
+
+def on_a_ring():
+    job = trained(gc.Gossip("ring", rank=1))
+    seen = [job.on([step]).seen()["values"] for step in steps_of(5)]
+    traffic = job.optimizer.exchange.traffic()
+    job.optimizer.synchronize()
+    equal = job.seen()
+    job.on(steps_of(1, seed=9))
+    unequal = job.seen()["values"]
+    job.optimizer.synchronize()
+    return {
+        "seen": seen,
+        "payload bytes": traffic.payload_bytes,
+        "exchanges": traffic.exchanges,
+        "equal": equal,
+        "unequal": unequal,
+        "end": job.seen(),
+    }
+
+
+def whole(**kwargs):
+    """Gossip of whole weights, in which a worker's mean has halves and quarters."""
+    return gc.Gossip("ring", rank=None, diffusion=0.75, **kwargs)
+
+
+def with_outer():
+    """Takes rounds of two steps with outer momentum; worker 1 has a NaN in round 2."""
+    outer = lambda: keras.optimizers.SGD(0.5, momentum=0.5)  # noqa: E731
+    job = trained(lambda: whole(steps=2, outer=outer()))
+    steps = steps_of(6)
+    steps[3][1][0][0, 0] = np.nan
+    return job.on(steps).seen()
+
+
+def overflows():
+    """Has the weights and the momentum of worker 1 overflow in the second of two rounds."""
+    steps = steps_of(2)
+    steps[1][1][1][0] = 1e38
+    inner = lambda: keras.optimizers.SGD(4.0, momentum=0.5)  # noqa: E731
+    return trained(whole(), inner).on(steps).seen()
+
+
+def accumulates():
+    inner = lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)  # noqa: E731
+    return trained(whole(), inner).on(steps_of(4)).seen()
+
+
+def scaled():
+    """Trains inside a loss scaler: worker 1 overflows once, and halves its own scale."""
+    steps = steps_of(2)
+    steps[1][1][0][0, 0] = np.inf
+    around = lambda inner: keras.optimizers.LossScaleOptimizer(inner, 8.0)  # noqa: E731
+    job = trained(whole(), scaler=around).on(steps)
+    return {**job.seen(), "scale": scalar(job.applies.dynamic_scale)}
+
+
+def warms_up():
+    """Takes two steps by a method with residuals, and then one step of gossip."""
+    settings = whole(warmup_steps=2)
+    job = Trained("top_k(density=0.1)", lambda: settings)
+    warm = job.on(steps_of(3)[:2]).seen()
+    return {"warm": warm, "end": job.on(steps_of(3)[2:]).seen()}
+
+
+def saves():
+    """Saves on all workers while their weights differ; the job continues like a restored job."""
+    make = lambda: whole()  # noqa: E731
+    job = trained(make()).on(steps_of(3))
+    unequal = job.seen()["values"]
+    path = job.checkpoint().write(f"{FOLDER}/worker_{RANK}/gossip")
+    second = trained(make()).on(steps_of(2, seed=9))
+    second.checkpoint().read(path)
+    synchronous = Trained("top_k", lambda: None)
+    synchronous.checkpoint().read(path)
+    rounds = Trained("top_k", lambda: 2).on(steps_of(2))
+    path = rounds.checkpoint().write(f"{FOLDER}/worker_{RANK}/rounds")
+    try:
+        second.checkpoint().read(path)
+        refused = None
+    except ValueError as error:
+        refused = str(error)
+    jobs = {"saved": job, "restored": second, "synchronous": synchronous}
+    seen = {name: first.seen()["values"] for name, first in jobs.items()}
+    return {"unequal": unequal, "refused": refused, **seen}
+
+
+def disagree():
+    try:
+        trained(gc.Gossip("ring", rank=1 + (RANK == 1)))
+    except gc.WorkersDisagreeError as error:
+        return str(error)
+    return None
+
+
+class Seen(keras.callbacks.Callback):
+    """Digests of the weights after each step, and of all variables at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.epochs = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(digest(self.model.trainable_variables))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(digest(self.model.variables))
+
+
+def in_fit():
+    setup = Setup("optimizer", "adacomp")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 8)).astype("float32")
+    y = (x @ rng.normal(size=(8, 3))).argmax(1).astype("int32")
+    layers = lambda: [  # noqa: E731
+        keras.layers.Input((8,)),
+        keras.layers.Dense(16, activation="relu"),
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dense(3),
+    ]
+    model = setup.model(
+        lambda: keras.Sequential(layers()),
+        lambda: setup.wrap(keras.optimizers.SGD(0.3), local_steps=gc.Gossip("ring")),
+        loss=classification_loss(),
+        metrics=["accuracy"],
+    )
+    seen = Seen()
+    monitor = gc.callbacks.CompressionMonitor(table=False)
+    settings = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0}
+    logs = model.fit(x, y, callbacks=[monitor, seen], validation_data=(x, y), **settings)
+    return {
+        "steps": seen.steps,
+        "epochs": seen.epochs,
+        "logs": logs.history,
+        "values": values(model.trainable_variables),
+        "evaluated": model.evaluate(x, y, batch_size=32, verbose=0),
+        "exchanges": exchange_of(model).exchanges,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +185,7 @@ def workers(folder):
 
 @pytest.fixture(scope="module")
 def jobs(workers):
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 def test_the_chief_tells_of_gossip_and_of_no_method_that_it_does_not_use(workers):
@@ -65,13 +215,9 @@ def mixed(workers):
 
 
 def assert_values(jobs, expected, bound=0.0):
-    for values, worker_values in zip(jobs, expected, strict=True):
-        for value, other in zip(values, worker_values, strict=True):
+    for job, worker_values in zip(jobs, expected, strict=True):
+        for value, other in zip(job, worker_values, strict=True):
             np.testing.assert_allclose(value, other, rtol=0, atol=bound)
-
-
-def steps_of(number, seed=3):
-    return gradients(number, seed, WORKERS)
 
 
 def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
@@ -215,3 +361,12 @@ def test_fit_evaluates_the_mean(jobs):
         len(set(steps)) == WORKERS for steps in zip(*(s["steps"] for s in seen), strict=True)
     )
     assert seen[0]["logs"]["val_loss"][-1] < seen[0]["logs"]["val_loss"][0]
+
+
+if __name__ == "__main__":
+    FOLDER = argument(1)
+    checks = (
+        *(on_a_ring, with_outer, overflows, accumulates, scaled, warms_up, saves),
+        *(disagree, in_fit),
+    )
+    report({check.__name__: check() for check in checks})

@@ -1,16 +1,132 @@
-"""L-GreCo between real workers: one plan for all, in each way to train, and in jobs that resume."""
+"""L-GreCo between real workers: one plan for all, in each way to train, and in jobs that resume.
 
+There is a plan after each 6 steps, in epochs of 4 steps: so epochs end amid a period. A worker's
+arguments:
+
+    killed FOLDER    trains by CompressedOptimizer, from the backup in FOLDER if there is one, until
+                     worker 1 kills itself in the ninth step
+    resume FOLDER    the same to the end
+    strategy         trains by a compressor on the strategy, two steps in an execution; then reports
+                     what happens where worker 1 has another plan
+"""
+
+import os
 import signal
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
-from tests.workers import result, run_workers
+import tf_gradcomp as gc
+from tests.distributed.common import Setup, digits, state_digest, state_sums
+from tests.ranks import RANK, argument, exchange_of, report
+from tests.workers import result, results, run_workers
 from tf_gradcomp.compressors import TopK
+from tf_gradcomp.compressors.base import GRADIENT_SUM
+from tf_gradcomp.compressors.lgreco import LayerPlanner
 from tf_gradcomp.policy import LayerPolicy
 
-PROGRAM = Path(__file__).parent / "programs" / "lgreco.py"
+PROGRAM = Path(__file__)  # each worker runs this file
+BATCH, STEPS, EPOCHS = 32, 4, 5
+PERIOD, LAST_STEP = 6, 9
+METHOD = "lgreco(method='top_k(density=0.05)')"
+data = digits(BATCH * STEPS)
+
+
+def layers():
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in (128, 32)]
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
+
+
+def built(way, **compile_args):
+    setup = Setup(way, METHOD)
+    model = setup.model(layers, lambda: setup.wrap(keras.optimizers.SGD(0.1)), **compile_args)
+    if way == "optimizer":
+        with setup.strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return model, exchange_of(model)
+
+
+def fit(model, *callbacks):
+    plans = gc.callbacks.LayerwisePlan(PERIOD, table=False)
+    return model.fit(
+        *data,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        verbose=0,
+        shuffle=False,
+        callbacks=[plans, *callbacks],
+    )
+
+
+def seen(model, exchange):
+    """Returns a checkpoint's plan, and the plan that would be made now."""
+    state = state_sums(exchange)
+    sums = state[GRADIENT_SUM]
+    return {
+        **state_digest(model),
+        "plan": exchange.hooks.plan_in_force(),
+        "sums": sums,
+        "next plan": exchange.hooks.get(LayerPlanner).propose(sums, exchange.job_state),
+    }
+
+
+class Epochs(keras.callbacks.Callback):
+    """Records values at the beginning and after each epoch; kills worker 1 on request."""
+
+    def __init__(self, exchange, dies=False):
+        super().__init__()
+        self.exchange, self.dies, self.steps, self.seen = exchange, dies, 0, []
+
+    def on_train_begin(self, logs=None):
+        self.restored = seen(self.model, self.exchange)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append({**seen(self.model, self.exchange), "ratio": logs["plan_ratio"]})
+        report({"restored": self.restored, "epochs": self.seen})
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.dies and RANK == 1 and self.steps == LAST_STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_backup(dies):
+    model, exchange = built("optimizer")
+    backup = gc.callbacks.BackupAndRestore(Path(argument(2)), delete_checkpoint=False)
+    fit(model, backup, Epochs(exchange, dies))
+
+
+def strategy():
+    model, exchange = built("strategy", steps_per_execution=2)
+    epochs = Epochs(exchange)
+    fit(model, epochs)
+    report(
+        {
+            "epochs": epochs.seen,
+            "at the start": error_with_another_plan(*built("strategy")),
+            "later": error_with_another_plan(model, exchange),
+        }
+    )
+
+
+def error_with_another_plan(model, exchange):
+    """Trains on where worker 1 has another plan, and so vectors of another length."""
+    (plan,) = exchange.job_state["top_k_plan"].values
+    settings = np.array(exchange.hooks.plan_in_force().settings)
+    if RANK == 1:
+        planner = exchange.hooks.get(LayerPlanner)
+        choices = planner.lgreco.choices(planner.specs[2])
+        settings[2] = next(choice for choice in choices if choice != settings[2])
+    plan.assign(settings + 1)
+    try:
+        fit(model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 SHAPES = [(8, 128), (128,), (128, 32), (32,), (32, 3), (3,)]
 OWN = TopK(0.05).settings(
     [LayerPolicy().spec("layer/kernel", shape, "float32") for shape in SHAPES]
@@ -19,7 +135,7 @@ OWN = TopK(0.05).settings(
 
 @pytest.fixture(scope="module")
 def by_strategy():
-    return [result(worker) for worker in run_workers(PROGRAM, 2, ["strategy"])]
+    return results(run_workers(PROGRAM, 2, ["strategy"]))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +163,7 @@ def resumed(killed_again, folder):
 # Trains by L-GreCo within the strategy's scope, where creating a variable synchronizes the workers.
 _PLANS_IN_SCOPE = """
     import keras
-    from tests.distributed.programs.common import Setup, digits
+    from tests.distributed.common import Setup, digits
 
     import tf_gradcomp as gc
     from tests.ranks import exchange_of, report
@@ -75,7 +191,7 @@ _PLANS_IN_SCOPE = """
 
 def test_plans_are_made_within_the_strategys_scope():
     workers = run_workers(_PLANS_IN_SCOPE, 2)
-    chief, other = map(result, workers)
+    chief, other = results(workers)
     assert chief == other
     for plan in chief.values():
         assert plan[1] > 1  # times fewer bytes
@@ -107,22 +223,22 @@ def test_a_job_killed_within_a_period_resumes_with_plan_and_sums(before, after, 
     assert before[1].returncode == -signal.SIGKILL
     saved = result(before[0])["epochs"][1]
     assert np.any(saved["sums"][0])
-    results = [result(worker) for worker in after]
-    for worker in results:
+    jobs = results(after)
+    for worker in jobs:
         for name in ("weights", "plan", "sums", "next plan"):
             assert worker["restored"][name] == saved[name], name
         for name in ("weights", "plan"):
-            expected = [epoch[name] for epoch in results[0]["epochs"]]
+            expected = [epoch[name] for epoch in jobs[0]["epochs"]]
             assert [epoch[name] for epoch in worker["epochs"]] == expected
     # A plan is made at the end of the period, and the next one begins.
-    assert [np.any(epoch["sums"][0]) for epoch in results[0]["epochs"]] == sums_left
-    assert results[0]["epochs"][0]["weights"] != saved["weights"]
+    assert [np.any(epoch["sums"][0]) for epoch in jobs[0]["epochs"]] == sums_left
+    assert jobs[0]["epochs"][0]["weights"] != saved["weights"]
 
 
 # Trains by L-GreCo with a plan after each epoch, which worker 1 knows nothing of.
 _ONE_PLANS = """
     import keras
-    from tests.distributed.programs.common import Setup, digits
+    from tests.distributed.common import Setup, digits
 
     import tf_gradcomp as gc
     from tests.ranks import RANK, report
@@ -157,3 +273,10 @@ def test_a_worker_with_another_plan_is_found(by_strategy, when, messages):
     for worker in by_strategy:
         for message in messages:
             assert message in worker[when]
+
+
+if __name__ == "__main__":
+    if argument(1) == "strategy":
+        strategy()
+    else:
+        with_backup(dies=argument(1) == "killed")

@@ -1,5 +1,6 @@
 """Settings of the inner optimizer, and faults, in local steps: compared with NumPy and Keras."""
 
+import functools
 from pathlib import Path
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.bounds import assert_close, rounding, training
+from tests.distributed.common import Setup, scalar
 from tests.distributed.local_learners import (
     RATE,
     SHAPES,
@@ -17,44 +19,160 @@ from tests.distributed.local_learners import (
     assert_equal,
     gradients,
 )
+from tests.distributed.local_training import Trained
+from tests.ranks import RANK, exchange_of, report, values
 from tests.replicas import mirrored, stepper
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
-PROGRAM = Path(__file__).parent / "programs" / "local_settings.py"
+PROGRAM = Path(__file__)  # each worker runs this file
+
+
+def clipped():
+    """Each worker clips its own gradients."""
+
+    def trained(name):
+        inner = functools.partial(keras.optimizers.SGD, RATE, **{name: CLIPS[name]})
+        return Trained("no_compression", lambda: 3, inner).on(gradients(6))
+
+    return {name: trained(name).seen() for name in CLIPS}
+
+
+def scaled():
+    """A loss scaler around: in the first round, worker 1 skips a step and halves its own scale."""
+    steps = gradients(6)
+    steps[1][1][0][0, 0] = np.inf
+    trained = Trained(
+        "no_compression",
+        lambda: 3,
+        scaler=lambda inner: keras.optimizers.LossScaleOptimizer(
+            inner, 8.0, dynamic_growth_steps=2
+        ),
+    )
+    seen = trained.on(steps).seen()
+    return {**seen, "scale": scalar(trained.applies.dynamic_scale)}
+
+
+def accumulates():
+    """Worker 1 skips its second update, of which the first batch was not finite."""
+    steps = gradients(8)
+    steps[2][1][1][0] = np.nan
+    trained = Trained(
+        "no_compression",
+        lambda: 2,
+        lambda: keras.optimizers.Adam(2.0**-6, epsilon=1.0, gradient_accumulation_steps=2),
+        keras.optimizers.LossScaleOptimizer,
+    )
+    return trained.on(steps).seen()
+
+
+def overflows():
+    """Worker 1's momentum overflows in the first round."""
+    steps = gradients(6)
+    steps[1][1][1][0] = 1e38
+    trained = Trained("no_compression", lambda: 3, lambda: keras.optimizers.SGD(4.0, momentum=0.5))
+    return [trained.on(steps[:3]).seen(), trained.on(steps[3:]).seen()]
+
+
+def rising(step):
+    return 2 if step < 4 else 3
+
+
+def scheduled():
+    """Rounds of 1, 1, 3 and 3 steps; and after two synchronous steps, of 2 and 3."""
+    seen = []
+    for settings in (gc.LocalSteps([(0, 1), (2, 3)]), gc.LocalSteps(rising, warmup_steps=2)):
+        trained = Trained("no_compression", lambda settings=settings: settings)
+        trained.on(gradients(8)).optimizer.synchronize()
+        seen.append({**trained.seen(), "traces": trained.step.experimental_get_tracing_count()})
+    return seen
+
+
+def unlike():
+    """The error of workers whose functions have one name, and differ from step 1,000 on."""
+
+    def later(step):
+        return 2 if step < 1000 + 100 * RANK else 3
+
+    try:
+        Trained("no_compression", lambda: gc.LocalSteps(later))
+    except gc.WorkersDisagreeError as error:
+        return str(error)
+    return None
+
+
+def nesterov():
+    return keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
+
+
+def created():
+    """The elements of all variables that an optimizer creates, in copies of the weights."""
+
+    def copies(settings):
+        elements = 0
+
+        def counting(create, **arguments):
+            nonlocal elements
+            variable = create(**arguments)
+            elements += int(np.prod(variable.shape))
+            return variable
+
+        with strategy.scope(), tf.variable_creator_scope(counting):
+            weights = keras.Variable(np.zeros((100, 100), "float32"), aggregation="mean")
+            inner = keras.optimizers.SGD(RATE)
+            gc.CompressedOptimizer(inner, "adacomp", local_steps=settings()).build([weights])
+        return elements / 100**2
+
+    outer = functools.partial(keras.optimizers.SGD, 0.7, momentum=0.9)
+    return [copies(s) for s in (lambda: None, lambda: 4, lambda: gc.LocalSteps(4, outer()))]
+
+
+def statistics():
+    """Two of the statistics of worker 1, of eight on each, have become infinite and NaN."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    for index, variable in enumerate(model.non_trainable_variables):
+        variable.assign(np.arange(4) + 4 * index + 2.0 * RANK)
+    if RANK == 1:
+        model.non_trainable_variables[0].assign([np.inf, 3.0, np.nan, 5.0])
+    trained = Trained("no_compression", lambda: 3)
+    trained.optimizer.synchronize(model)
+    return values(model.non_trainable_variables)
+
+
+def in_float16():
+    """`fit` with a loss scaler that Keras makes; worker 1 has one batch that overflows."""
+    x, y = float16_data()
+    setup = Setup("optimizer", "no_compression")
+    model = setup.model(
+        lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)]),
+        lambda: setup.wrap(keras.optimizers.SGD(0.25), local_steps=3),
+        policy="mixed_float16",
+        loss="mse",
+    )
+    before = values(model.trainable_variables)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return {
+        "before": before,
+        "values": values(model.trainable_variables),
+        "scale": scalar(model.optimizer.dynamic_scale),
+        "skipped": scalar(exchange_of(model).skipped_steps),
+    }
+
+
+def float16_data():
+    rng = np.random.default_rng(5)
+    x = rng.integers(-8, 9, (48, 4)).astype("float32") / 8
+    y = rng.integers(-8, 9, (48, 1)).astype("float32") / 8
+    x[8 + 4] = 1e6  # worker 1's first row of the second batch
+    return x, y
+
+
 CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
 
 
 @pytest.fixture(scope="module")
 def jobs():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
-
-
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """Runs a job of two workers that saves within a round, and three workers that resume."""
-    folder = tmp_path_factory.mktemp("resumed")
-    program = PROGRAM.with_name("local_resume.py")
-    two = [result(worker) for worker in run_workers(program, 2, [folder])]
-    go_on_alone(folder)
-    return two, [result(worker) for worker in run_workers(program, 3, [folder])]
-
-
-def go_on_alone(folder):
-    """Takes two updates of two batches each where two workers have saved, and saves."""
-    variables = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
-    inner = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
-    optimizer = gc.CompressedOptimizer(inner, "top_k(density=0.1, momentum=0.5)", local_steps=3)
-    optimizer.build(variables)
-    values = [variable.value for variable in variables]
-    checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=values)
-    checkpoint.read(f"{folder}/worker_0/rounds")
-    velocities = optimizer.exchange.state["velocity"]
-    for velocity in velocities:
-        velocity.assign(tf.ones_like(velocity))
-    for _ in range(4):
-        optimizer.apply([np.zeros(shape, "float32") for shape in SHAPES])
-    assert not any(np.any(velocity) for velocity in velocities)  # it was of differences of weights
-    checkpoint.write(f"{folder}/alone")
+    return results(run_workers(PROGRAM, 2))
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -74,14 +192,14 @@ def test_loss_scaler_around_skips_a_step_of_one_worker_alone(jobs):
     steps = gradients(6)
     total = [RATE * sum(g[i] for step_gradients in steps for g in step_gradients) for i in range(2)]
     for job in jobs:
-        expected = [rest - one for one, rest in zip(total, scaled(steps[1][1]), strict=True)]
+        expected = [rest - one for one, rest in zip(total, share_moves(steps[1][1]), strict=True)]
         assert_equal(job["scaled"]["values"], expected)
     # The scale doubles after two finite steps, and is halved by the one that is not.
     assert [job["scaled"]["scale"] for job in jobs] == [64.0, 16.0]
     assert [job["scaled"]["skipped"] for job in jobs] == [0, 1]
 
 
-def scaled(shares):
+def share_moves(shares):
     return [RATE * share for share in shares]
 
 
@@ -182,15 +300,6 @@ def test_fit_in_float16_skips_a_step_of_one_worker_alone(jobs):
     assert second["scale"] == first["scale"] / 2
 
 
-def test_one_worker_in_between_keeps_the_place_in_the_schedule(resumed):
-    _, three = resumed
-    for job in three:
-        seen = job["alone"]
-        assert seen["restored"]["exchanges"] == 2
-        assert seen["end"]["exchanges"] == 2 + 3
-        assert seen["end"]["values"] == three[0]["alone"]["end"]["values"]
-
-
 def test_one_worker_that_accumulates_takes_no_rounds():
     strategy = mirrored(1)
     with strategy.scope():
@@ -244,34 +353,10 @@ def test_job_without_an_outer_optimizer_tells_once_that_it_drops_the_state_of_on
         assert "cannot use" not in caplog.text
 
 
-# The exchanges before: a whole round, and one that the save ends early; or three steps with two
-# fragments each, and an early end of both. The exchanges after: three rounds of one step; a cycle
-# of three steps with two fragments, and an early end of the first; or a round of three steps.
-@pytest.mark.parametrize(
-    ("saved_by", "resumed_by", "before", "after"),
-    [("rounds", "rounds", 2, 3), ("fragments", "fragments", 8, 3), ("fragments", "whole", 8, 1)],
-)
-def test_three_workers_resume_from_a_save_of_two_within_a_round(
-    resumed, saved_by, resumed_by, before, after
-):
-    two, three = [worker[saved_by] for worker in resumed[0]], [w[resumed_by] for w in resumed[1]]
-    saved = two[0]
-    assert saved["exchanges"] == before
-    assert np.any(saved["residuals"][0])
-    total = np.float32(two[0]["residuals"][0]) + np.float32(two[1]["residuals"][0])
-    end = [job["end"] for job in three]
-    for job in three:
-        assert job["restored"]["values"] == saved["values"]
-        assert job["restored"]["iterations"] == saved["iterations"]
-        assert_close(job["restored"]["residuals"][0], total / 3)
-        assert job["end"]["values"] == end[0]["values"]
-        assert job["end"]["exchanges"] == before + after
-    # Sent values plus residuals equal the steps of plain SGD.
-    steps = gradients(3, seed=5, workers=3)
-    for i in range(2):
-        before = saved["values"][i] - sum(np.float64(one["residuals"][i]) for one in two)
-        after = end[0]["values"][i] - sum(np.float64(one["residuals"][i]) for one in end)
-        moved = -RATE * sum(
-            np.float64(shares[i]) for step_gradients in steps for shares in step_gradients
-        )
-        assert_close(after - before, moved, terms=3 * 3, steps=3, scale=8.0)
+if __name__ == "__main__":
+    strategy = Setup("optimizer").strategy
+    checks = (
+        *(clipped, scaled, accumulates, overflows, scheduled, unlike),
+        *(created, statistics, in_float16),
+    )
+    report({check.__name__: check() for check in checks})

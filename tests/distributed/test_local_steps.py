@@ -13,6 +13,7 @@ import pytest
 
 import tf_gradcomp as gc
 from tests.bounds import adam_bound, rounding, training
+from tests.distributed.common import scalar
 from tests.distributed.local_learners import (
     RATE,
     SHAPES,
@@ -22,13 +23,233 @@ from tests.distributed.local_learners import (
     gradients,
     sgd,
 )
+from tests.distributed.local_training import Trained
+from tests.ranks import RANK, argument, digest, report
 from tests.replicas import mirrored
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.keras.local.local_steps import check_can_be_local
+
+PROGRAM = Path(__file__)  # each worker runs this file
 
 # How often a step rounds a value. PowerSGD sums the products of a row, and of a column, twice.
 ROUNDED = {"cast": 3, "power_sgd": 2 * (40 + 8), "qsgd": 3}
-PROGRAM = Path(__file__).parent / "programs" / "local_steps.py"
+METHODS = ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", *ROUNDED]
+RESUMED = ["top_k(density=0.1)", "no_compression"]
+
+
+def _first_local_step(change):
+    """Returns eight steps; the third, the first after a warm-up of two steps, is changed."""
+    steps = gradients(8)
+    change(steps[2])
+    return steps
+
+
+def _without_the_second_variable(worker_gradients):
+    for tensors in worker_gradients:
+        del tensors[1]
+
+
+def _with_a_nan_on_worker_1(worker_gradients):
+    worker_gradients[1][0][0, 0] = np.nan
+
+
+WARM_UPS = {
+    "whole": gradients(8),
+    "not finite": _first_local_step(_with_a_nan_on_worker_1),
+    "missing": _first_local_step(_without_the_second_variable),
+}
+
+
+def as_data_parallel(method):
+    """Rounds of one step, and no local steps at all."""
+    steps = gradients(4)
+    rounds = lambda: gc.LocalSteps(1, outer=keras.optimizers.SGD(1.0))  # noqa: E731
+    return {
+        "rounds": Trained(method, rounds).on(steps).seen(),
+        "gradients": Trained(method, lambda: None).on(steps).seen(),
+    }
+
+
+def nesterov():
+    return keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
+
+
+def adam():
+    return keras.optimizers.Adam(2.0**-6, epsilon=1.0)
+
+
+def averages():
+    """Two whole rounds, and one that ends early."""
+    trained = Trained("no_compression", lambda: 3).on(gradients(7))
+    separate = trained.seen()
+    trained.optimizer.synchronize()
+    trained.optimizer.synchronize()  # does nothing
+    return {"separate": separate, "averaged": trained.seen()}
+
+
+def with_momentum():
+    trained = Trained("no_compression", lambda: gc.LocalSteps(3, outer=nesterov()), adam)
+    return trained.on(gradients(6)).seen()
+
+
+def warm_up():
+    """Synchronous steps leave a residual of gradients, and rounds one of weights."""
+    return {case: _warm_up(steps) for case, steps in WARM_UPS.items()}
+
+
+def _warm_up(steps):
+    settings = gc.LocalSteps(3, warmup_steps=2)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    seen = [trained.on(steps[:2]).seen(), trained.on(steps[2:]).seen()]
+    return {"warm": seen[0], "end": seen[1]}
+
+
+def momentum(folder):
+    """Takes synchronous steps, which leave a velocity of gradients, and then rounds, also in a new
+    job."""
+    seen = {}
+    for case, density in (("warm-up", None), ("resumed", 0.1)):
+        method = f"top_k(density={density}, momentum=0.5)"
+        if case == "warm-up":
+            warm = trained = Trained(method, lambda: gc.LocalSteps(3, warmup_steps=2))
+            warm.on(gradients(8)[:2])
+        else:
+            warm = Trained(method, lambda: None).on(gradients(8)[:2])
+            trained = Trained(method, lambda: 3)
+            path = f"{folder}/worker_{RANK}/synchronous"
+            trained.checkpoint().read(warm.checkpoint().write(path))
+        seen[case] = [trained.seen()]
+        for begin in (2, 5):
+            seen[case].append(trained.on(gradients(8)[begin : begin + 3]).seen())
+    return seen
+
+
+def decays():
+    settings = gc.LocalSteps(2, residual_decay=0.5)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    steps = gradients(6)
+    return [trained.on(steps[i : i + 2]).seen() for i in (0, 2, 4)]
+
+
+def not_finite():
+    """Worker 1 has a NaN in the second step of the first round, and overflows in the second one."""
+    steps = gradients(6)
+    steps[1][1][0][0, 0] = np.nan
+    steps[4][1][1][0] = 1e38
+    trained = Trained("no_compression", lambda: 3, lambda: keras.optimizers.SGD(4.0))
+    return [trained.on(steps[:3]).seen(), trained.on(steps[3:]).seen()]
+
+
+def accumulates():
+    trained = Trained(
+        "no_compression",
+        lambda: 2,
+        lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2),
+    )
+    return trained.on(gradients(8)).seen()
+
+
+def scaled():
+    """A loss scaler inside: worker 1 overflows once, and its own scale is halved."""
+    steps = gradients(4)
+    steps[3][1][0][0, 0] = np.inf
+    trained = Trained(
+        "no_compression",
+        lambda: 2,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), 8.0),
+    )
+    seen = trained.on(steps).seen()
+    return {**seen, "scale": scalar(trained.optimizer.inner_optimizer.dynamic_scale)}
+
+
+def chosen():
+    """By a method that the network decides on."""
+    return Trained("auto", lambda: 2).on(gradients(4)).seen()
+
+
+def chief_saves_alone():
+    """In the middle of a round, a checkpoint of one worker has the common weights."""
+    trained = Trained("top_k(density=0.1)", lambda: 3).on(gradients(3))
+    common = digest(trained.variables)
+    trained.on(gradients(1, seed=4))
+    saving = trained.optimizer.exchange.saving
+    with saving.hooks.rolled_back():
+        saved = digest(trained.variables)
+    return {"common": common, "saved": saved, "own": digest(trained.variables)}
+
+
+def checkpoints(folder, method):
+    """Saves and restores within a round on all workers, and continues like an uninterrupted job."""
+    make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
+    trained = Trained(method, make).on(gradients(4))
+    path = trained.checkpoint().write(f"{folder}/worker_{RANK}/{method}")
+    saved = trained.seen()
+    other = Trained(method, make).on(gradients(2, seed=9))  # amid a round
+    other.checkpoint().read(path)
+    try:
+        Trained(method, lambda: None).checkpoint().read(path)
+        refused = None
+    except ValueError as error:
+        refused = str(error)
+    steps = gradients(6, seed=5)
+    return {
+        "refused": refused,
+        "saved": saved,
+        "restored": other.seen(),
+        "continued": trained.on(steps).seen(),
+        "resumed": other.on(steps).seen(),
+    }
+
+
+def fragments():
+    """Two cycles of three steps, each fragment with a variable, and rounds that end early."""
+    seen = []
+    for outer in (lambda: None, nesterov, lambda: keras.optimizers.Adam(0.5)):
+        make = lambda outer=outer: gc.LocalSteps(3, outer(), fragments=5)  # noqa: E731
+        trained = Trained("no_compression", make).on(gradients(7))
+        seen.append([trained.seen()])
+        with trained.optimizer.exchange.hooks.rolled_back():
+            seen[-1].append(trained.seen())
+        trained.optimizer.synchronize()
+        seen[-1].append(trained.seen())
+    return seen
+
+
+def decaying_fragments():
+    """Each variable's residual and sent values, after each exchange of a fragment."""
+    settings = gc.LocalSteps(2, residual_decay=0.5, fragments=2)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    return [trained.on([step]).seen() for step in gradients(6)]
+
+
+def overflowing_fragment():
+    """The second variable of worker 1 overflows in the second step, after which it is exchanged."""
+    steps = gradients(4)
+    steps[1][1][1][0] = 1e38
+    settings = gc.LocalSteps(2, fragments=2)
+    trained = Trained("no_compression", lambda: settings, lambda: keras.optimizers.SGD(4.0))
+    trained.on(steps).optimizer.synchronize()
+    return trained.seen()
+
+
+def outside_of_the_scope():
+    settings = gc.LocalSteps(2, keras.optimizers.SGD())
+    try:
+        Trained("no_compression", lambda: settings)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def other_number():
+    """Workers with rounds of different lengths, and with other fragments."""
+    seen = []
+    for settings in ({"steps": 2 + RANK}, {"steps": 2, "fragments": 1 + RANK}):
+        try:
+            Trained("no_compression", lambda settings=settings: gc.LocalSteps(**settings))
+        except gc.WorkersDisagreeError as error:
+            seen.append(str(error))
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +259,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+    return results(run_workers(PROGRAM, WORKERS, [folder]))
 
 
-@pytest.mark.parametrize(
-    "method", ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", *ROUNDED]
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_rounds_of_one_step_are_data_parallel_training(jobs, method):
     for job in jobs:
         seen = job["alike"][method]
@@ -103,7 +322,7 @@ def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
     assert jobs[0]["with_momentum"]["values"] == jobs[1]["with_momentum"]["values"]
 
 
-@pytest.mark.parametrize("case", ["whole", "not finite", "missing"])
+@pytest.mark.parametrize("case", WARM_UPS)
 def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
     step_gradients = gradients(8)
     if case == "not finite":  # worker 1 skips its first local step
@@ -340,3 +559,32 @@ def test_config_is_that_of_the_settings():
     schedule = gc.LocalSteps([(0, 1), (100, 8)])
     assert gc.LocalSteps.of(schedule.get_config()).get_config() == schedule.get_config()
     assert "local_steps" not in gc.CompressedOptimizer(keras.optimizers.SGD()).get_config()
+
+
+if __name__ == "__main__":
+    report(
+        {
+            "alike": {method: as_data_parallel(method) for method in METHODS},
+            **{
+                check.__name__: check()
+                for check in (
+                    averages,
+                    with_momentum,
+                    warm_up,
+                    decays,
+                    not_finite,
+                    accumulates,
+                    scaled,
+                    chosen,
+                    chief_saves_alone,
+                    fragments,
+                    decaying_fragments,
+                    overflowing_fragment,
+                )
+            },
+            "momentum": momentum(argument(1)),
+            "checkpoints": {method: checkpoints(argument(1), method) for method in RESUMED},
+            "other_number": other_number(),
+            "outside": outside_of_the_scope(),
+        }
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from tests.bounds import assert_close
 from tests.optimizer.cases import OPTIMIZERS, label
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 # Trains two tables by lookups of positions and of words, with each optimizer: WAY.
 PROGRAM = '''
@@ -69,7 +69,7 @@ NAMES = [f"{i} {label(optimizer)}" for i, optimizer in enumerate(OPTIMIZERS)]
 
 @functools.cache
 def job(workers, way="strategy"):
-    return [result(worker) for worker in run_workers(PROGRAM, workers, [way])]
+    return results(run_workers(PROGRAM, workers, [way]))
 
 
 @pytest.mark.parametrize("way", ["wrapped", "bare"])

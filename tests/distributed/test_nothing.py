@@ -5,14 +5,14 @@ import functools
 import pytest
 
 from tests.bounds import assert_close
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 # Trains and exchanges where there is nothing to train or to exchange: WAY.
 PROGRAM = '''
     import keras
     import numpy as np
     import tensorflow as tf
-    from tests.distributed.programs.common import Setup, dense_model, digits
+    from tests.distributed.common import Setup, dense_model, digits
 
     from tests.ranks import argument, report
     from tf_gradcomp.exchange.exchange import residual_norm
@@ -83,7 +83,7 @@ BATCHES = 4
 
 @functools.cache
 def seen(way):
-    return [result(worker) for worker in run_workers(PROGRAM, 1 if way == "alone" else 2, [way])]
+    return results(run_workers(PROGRAM, 1 if way == "alone" else 2, [way]))
 
 
 @pytest.fixture(params=["optimizer", "strategy"])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 # Trains; one worker stops for some seconds in the second epoch.
 PROGRAM = """
@@ -13,7 +13,7 @@ PROGRAM = """
     import sys
 
     import keras
-    from tests.distributed.programs.common import Setup, dense_model, digits
+    from tests.distributed.common import Setup, dense_model, digits
 
     from tests.ranks import RANK, digest, report
 
@@ -48,13 +48,13 @@ def train(paused, seconds, timeout, check=True):
 
 @pytest.fixture(scope="module")
 def without_a_pause():
-    return [result(worker) for worker in train(1, 0, timeout=60)]
+    return results(train(1, 0, timeout=60))
 
 
 @pytest.mark.parametrize("paused", [0, pytest.param(1, marks=pytest.mark.oldest)])
 def test_a_pause_beyond_tensorflows_timeout_changes_nothing(without_a_pause, paused):
     workers = train(paused, TENSORFLOWS_TIMEOUT + 2, timeout=60)
-    assert [result(worker) for worker in workers] == without_a_pause
+    assert results(workers) == without_a_pause
     stderr = workers[1 - paused].stderr
     assert stderr.count(NO_ANSWER) == 1
     assert re.search(rf"Worker {paused} \(localhost:\d+\) has not arrived: {NO_ANSWER}", stderr)

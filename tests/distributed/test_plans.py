@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.policy import GradientSpec
 
@@ -87,7 +87,7 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def workers():
-    return [result(worker) for worker in run_workers(PROGRAM, 2, [json.dumps([SHAPES, PLANS])])]
+    return results(run_workers(PROGRAM, 2, [json.dumps([SHAPES, PLANS])]))
 
 
 @pytest.mark.parametrize("text", PLANS)

@@ -1,34 +1,210 @@
-"""Each replica draws its own random numbers, from seeds that all workers share."""
+"""Each replica draws its own random numbers, from seeds that all workers share.
+
+A worker's first argument is `strategy`, or `plain` for a process without a strategy.
+"""
 
 import functools
 import tempfile
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_gradcomp as gc
 from tests.bounds import training
-from tests.workers import result, run_workers
+from tests.ranks import SIZE, argument, digest, report
+from tests.workers import results, run_workers
 
-PROGRAM = Path(__file__).parent / "programs" / "random_numbers.py"
-KEEP, ROWS = 0.75, 8
-KINDS = [
-    *("Dropout", "layer from outside", "GaussianNoise", "LSTM", "RandomFlip", "RandomRotation"),
-    *("SeedGenerator", "keras.random without a seed"),
-    *("tf.random.normal", "tf.random.uniform with a seed", "a nested tf.function"),
-    *("tf.nn.dropout", "tf.image"),
-]
+PROGRAM = Path(__file__)  # each worker runs this file
+STEPS, ROWS, KEEP = 40, 8, 0.75  # the rows of all workers
+FEATURES = 512
+IMAGES = np.random.RandomState(0).normal(size=(2, 4, 4, 1)).astype("float32")
+
+
+@tf.function
+def nested():
+    return tf.random.normal((4,))
+
+
+KINDS = {
+    "Dropout": lambda: dropout(tf.ones((2, 16)), training=True),
+    "layer from outside": lambda: outside(tf.ones((2, 16)), training=True),
+    "GaussianNoise": lambda: noise(tf.zeros((2, 4)), training=True),
+    "LSTM": lambda: recurrent(tf.ones((2, 3, 16)), training=True),
+    "RandomFlip": lambda: tf.concat([flip(IMAGES, training=True) for _ in range(4)], -1),
+    "RandomRotation": lambda: turn(IMAGES, training=True),
+    "SeedGenerator": lambda: keras.random.normal((4,), seed=generator),
+    "keras.random without a seed": lambda: keras.random.normal((4,)),
+    "tf.random.normal": lambda: tf.random.normal((4,)),
+    "tf.random.uniform with a seed": lambda: tf.random.uniform((4,), seed=3),
+    "a nested tf.function": nested,
+    "tf.nn.dropout": lambda: tf.nn.dropout(tf.ones((2, 16)), 0.5),
+    "tf.image": lambda: tf.image.random_brightness(IMAGES, 0.5),
+}
+
+
+def own(value):
+    return strategy.experimental_local_results(value)[0].numpy()
+
+
+def drawn():
+    """Returns two draws of each kind in this worker's replica, in a graph and eagerly."""
+    draws = {}
+    for name, draw in KINDS.items():
+        in_graph = tf.function(lambda draw=draw: strategy.run(draw))
+        draws[name] = [own(in_graph()) for _ in range(2)]
+        draws[name] += [own(strategy.run(draw))]
+    return draws
+
+
+def augmented():
+    """Returns a function for data with its own generators: iterators draw ahead."""
+    with strategy.scope():
+        layer, drawn_from = keras.layers.RandomFlip(seed=1), keras.random.SeedGenerator(2)
+
+    def draw(image, row):
+        uniform = keras.random.uniform((), seed=drawn_from)
+        return layer(image, training=True), uniform, row, tf.random.uniform(())
+
+    return draw
+
+
+def data():
+    images = np.tile(IMAGES[:1], (ROWS, 1, 1, 1))
+    return tf.data.Dataset.from_tensor_slices((images, np.arange(ROWS))).shuffle(ROWS, seed=1)
+
+
+def batches():
+    """Returns the first batch of data that all workers share, and of each worker's own."""
+    shared = strategy.experimental_distribute_dataset(data().map(augmented()).batch(ROWS))
+
+    def build(context):
+        part = data().shard(context.num_input_pipelines, context.input_pipeline_id)
+        return part.map(augmented()).batch(ROWS // context.num_input_pipelines)
+
+    distributed = {
+        "shared": shared,
+        "by function": strategy.distribute_datasets_from_function(build),
+    }
+    return {name: [own(part) for part in next(iter(data))] for name, data in distributed.items()}
+
+
+def gradients_of_dropout():
+    """Returns the mean gradients of a network of `Dropout`, one row for each step."""
+    with strategy.scope():
+        drop = keras.layers.Dropout(1 - KEEP)
+        weights = keras.Variable(np.zeros(FEATURES, "float32"), name="weights")
+        optimizer = keras.optimizers.SGD(1.0)
+        if WAY != "plain":
+            optimizer = gc.CompressedOptimizer(optimizer, "no_compression")
+        optimizer.build([weights])
+
+    def step():
+        rows = ROWS // strategy.num_replicas_in_sync
+        with tf.GradientTape() as tape:
+            output = tf.reduce_sum(drop(tf.ones((rows, FEATURES)), training=True) * weights, 1)
+            loss = tf.reduce_sum(output) / ROWS
+        optimizer.apply(tape.gradient(loss, [weights.value]), [weights])
+
+    run = tf.function(lambda: strategy.run(step) and None)
+    values = [np.zeros(FEATURES)]
+    for _ in range(STEPS):
+        run()
+        values.append(weights.numpy().astype(float))
+    return -np.diff(values, axis=0)
+
+
+def masks_of_local_steps():
+    """Returns the mask of this worker's replica in each step of a round."""
+    with strategy.scope():
+        drop = keras.layers.Dropout(0.5)
+        weights = keras.Variable(np.zeros(16, "float32"), name="weights")
+        optimizer = gc.CompressedOptimizer(
+            keras.optimizers.SGD(1.0), "no_compression", local_steps=3
+        )
+        optimizer.build([weights])
+
+    def step():
+        mask = drop(tf.ones(16), training=True)
+        optimizer.apply([mask], [weights])
+        return mask
+
+    run = tf.function(lambda: strategy.run(step))
+    masks = [own(run()) for _ in range(3)]
+    return masks, weights.numpy()
+
+
+class Noisy(keras.Model):
+    """Draws by layers, by a generator and without any."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.drop = keras.layers.Dense(3), keras.layers.Dropout(0.5)
+        self.generator = keras.random.SeedGenerator(4)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x, training=False):
+        return self.dense(self.drop(x, training=training))
+
+    def train_step(self, batch):
+        x, y = batch
+        x = x + keras.random.normal(keras.ops.shape(x), stddev=0.1)
+        x = x + keras.random.normal(keras.ops.shape(x), stddev=0.1, seed=self.generator)
+        return super().train_step((x, y))
+
+
+def trained(epochs, callbacks=(), seed=11):
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = Noisy()
+        model.build((None, 8))
+        optimizer = keras.optimizers.Adam(0.01)
+        if WAY != "plain":
+            optimizer = gc.CompressedOptimizer(optimizer, "no_compression")
+        model.compile(optimizer, "mse")
+    initial = digest(model.weights)
+    x = np.random.RandomState(1).normal(size=(32, 8)).astype("float32")
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(x, x[:, :3], epochs=epochs, callbacks=list(callbacks), **arguments)
+    return {"initial": initial, "trained": digest(model.weights)}
+
+
+def trained_on_augmented_data():
+    """Returns the weights of a linear model after `fit` on data whose function draws."""
+    keras.utils.set_random_seed(3)
+    images = np.random.RandomState(2).normal(size=(32, 4, 4, 1)).astype("float32")
+    layer = keras.layers.RandomFlip(seed=1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.SGD(0.1)
+        if WAY != "plain":
+            optimizer = gc.CompressedOptimizer(optimizer, "no_compression")
+        model.compile(optimizer, "mse")
+    rows = tf.data.Dataset.from_tensor_slices((images, images[:, 0, 0]))
+    rows = rows.map(lambda image, y: (layer(image, training=True), y))
+    model.fit(rows.batch(8).prefetch(2), epochs=3, verbose=0)
+    return model.get_weights()[0]
+
+
+def resumed():
+    """Returns the weights after two epochs and after two more from the backup of the first two."""
+    backup = gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False)
+    trained(2, [backup])
+    return trained(4, [gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False)], seed=12)
 
 
 @functools.cache
 def job(workers, way="strategy", run=0):
     """Returns what each worker drew, the same in each `run`."""
     with tempfile.TemporaryDirectory() as folder:
-        return [result(worker) for worker in run_workers(PROGRAM, workers, [way, folder])]
-
-
-def test_there_is_a_test_for_each_kind():
-    assert set(job(2)[0]["drawn"]) == set(KINDS)
+        return results(run_workers(PROGRAM, workers, [way, folder]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,3 +284,28 @@ def test_the_mean_gradient_of_dropout_varies_as_in_one_process():
     expected = (1 - KEEP) / KEEP / ROWS
     deviation = expected * np.sqrt(2 / gradients.size)
     assert abs(np.var(gradients) - expected) < 6 * deviation  # equal masks: 2 times `expected`
+
+
+if __name__ == "__main__":
+    WAY, FOLDER = argument(1), argument(2)
+    strategy = tf.distribute.get_strategy() if WAY == "plain" else gc.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        dropout, noise = keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)
+        flip, turn = keras.layers.RandomFlip(seed=1), keras.layers.RandomRotation(0.3, seed=2)
+        recurrent = keras.layers.LSTM(8, dropout=0.5)
+        recurrent.build((None, 3, 16))
+        generator = keras.random.SeedGenerator(3)
+    outside = keras.layers.Dropout(0.5)
+    seen = {
+        "drawn": drawn(),
+        "batches": batches(),
+        "fit": trained(4),
+        "fit on augmented data": trained_on_augmented_data(),
+        "states": [own(state.value).tolist() for state in (dropout.seed_generator.state,)],
+    }
+    if WAY == "strategy" and SIZE > 1:
+        seen["gradients"] = gradients_of_dropout()
+        seen["local steps"], seen["weights of local steps"] = masks_of_local_steps()
+        seen["resumed"] = resumed()
+    report(seen)

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 ROWS, BATCH, EPOCHS = 48, 4, 2  # so many batches that random orders are hardly ever equal
 PROGRAM = f"""
@@ -132,7 +132,7 @@ def jobs():
     """Two runs without a seed; the second resumes what the first has not ended."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [folder, "unseeded"]
-        return [list(map(result, run_workers(PROGRAM, 2, arguments))) for _ in range(2)]
+        return [results(run_workers(PROGRAM, 2, arguments)) for _ in range(2)]
 
 
 def batches(workers, name):
@@ -202,5 +202,5 @@ def test_a_seed_that_the_program_sets_later_wins():
 
 def test_a_seed_that_the_program_has_set_before_is_kept():
     with tempfile.TemporaryDirectory() as folder:
-        for worker in map(result, run_workers(PROGRAM, 2, [folder, "seeded"])):
+        for worker in results(run_workers(PROGRAM, 2, [folder, "seeded"])):
             assert worker["kept"] == worker["set"]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 # Trains in several ways: FOLDER REPLICAS WAY...
 PROGRAM = '''
@@ -14,7 +14,7 @@ PROGRAM = '''
 
     import keras
     import tensorflow as tf
-    from tests.distributed.programs.common import Setup, dense_model, digits, say
+    from tests.distributed.common import Setup, dense_model, digits, say
 
     from tests.ranks import RANK, report
     from tf_gradcomp.private import tensorflow as tf_private
@@ -107,7 +107,7 @@ def test_the_worker_that_waits_names_the_one_that_is_late(stalls):
 
 
 def test_workers_count_their_steps_and_collectives_alike(stalls):
-    first, second = map(result, stalls[1])
+    first, second = results(stalls[1])
     assert first == second
     assert first[0] % 2 == 0
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.bounds import training
 from tests.docs import programs
-from tests.workers import OPTIMIZED, result, run_workers
+from tests.workers import OPTIMIZED, results, run_workers
 
 PAGES = [*programs.SECTIONS, "checkpoints", "data"]
 ROWS_OF_FILES = (40, 200, 90)
@@ -33,7 +33,7 @@ def found(folder):
                 writer.write(example(x=x, y=[x.sum()]))
     args = [",".join(PAGES), folder]
     workers = run_workers(Path(programs.__file__), args=args, env=OPTIMIZED)
-    return [result(worker) for worker in workers]
+    return results(workers)
 
 
 def example(**features):

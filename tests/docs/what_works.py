@@ -56,7 +56,7 @@ ROWS = {
         NOT_TESTED,
     ),
     "a training loop": (
-        [f"{STRATEGY}optimizer_features.py::test_training_loop_trains_as_one_process"],
+        [f"{STRATEGY}training_loops.py::test_training_loop_trains_as_one_process"],
         [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
@@ -139,7 +139,7 @@ ROWS = {
     ),
     "`LossScaleOptimizer`, `mixed_float16`": (
         [
-            f"{STRATEGY}faults.py::test_loss_scale_is_halved_on_all_workers",
+            f"{STRATEGY}bad_gradients.py::test_loss_scale_is_halved_on_all_workers",
             f"{STRATEGY}fit.py::test_keras_scales_the_loss_under_mixed_float16",
         ],
         [f"{HOROVOD}steps_are_skipped_until_the_loss_scale_fits"],
@@ -165,7 +165,7 @@ ROWS = {
         [f"{KERAS2}ranks_of_horovod_resume_from_a_save"],
     ),
     "`BackupAndRestore`": (
-        [f"{STRATEGY}faults.py::test_killed_job_resumes_with"],
+        [f"{STRATEGY}lost_workers.py::test_killed_job_resumes_with"],
         [f"{HOROVOD}a_backup_holds_the_residuals_of_all"],
         [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
@@ -206,8 +206,8 @@ ROWS = {
     ),
     "an error when workers differ or die": (
         [
-            f"{STRATEGY}faults.py::test_every_worker_reports_the_difference_in",
-            f"{STRATEGY}faults.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
+            f"{STRATEGY}mismatch.py::test_every_worker_reports_the_difference_in",
+            f"{STRATEGY}lost_workers.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
         ],
         [
             f"{HOROVOD}ranks_report_their_differences",

@@ -11,7 +11,7 @@ enlarged to MNIST's size), and what Keras 3 itself asks for:
   folder, and they run into each other there.
 """
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 
 PROGRAM = """
 import json, os, sys, time
@@ -115,7 +115,7 @@ with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
 
 
 def test_the_tutorial_runs(tmp_path):
-    chief, other = map(result, run_workers(PROGRAM, args=[tmp_path, 25]))
+    chief, other = results(run_workers(PROGRAM, args=[tmp_path, 25]))
     loaded = chief.pop("load")
     assert chief == other
     assert set(chief) == {"train", "sharding off", "restore", "backup"}

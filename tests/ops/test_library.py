@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from tests.workers import result, run_workers
+from tests.workers import results, run_workers
 from tf_gradcomp.ops import library
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
@@ -175,7 +175,7 @@ def test_the_loader_picks_no_kernel():
 def test_no_result_depends_on_the_limit_of_the_vectors():
     limits = [{"GRADCOMP_SIMD": limit} for limit in library.SIMD_LIMITS]
     workers = run_workers(STEPS, len(limits), per_worker_env=limits)
-    simds, (widest, *others) = zip(*map(result, workers), strict=True)
+    simds, (widest, *others) = zip(*results(workers), strict=True)
     has_avx2 = {"avx2", "f16c"} <= {*library.library_info().cpu_features}
     assert simds == (library.library_info().simd, "AVX2" if has_avx2 else "portable", "portable")
     assert others == [widest, widest]

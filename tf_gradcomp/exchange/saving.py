@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.exchange.hooks import JobHooks
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.processes import sums_over_workers
+from tf_gradcomp.groups.means import sums_over_workers
 from tf_gradcomp.private import tensorflow as tf_private
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums

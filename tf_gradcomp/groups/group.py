@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.communicator import Communicator
-from tf_gradcomp.groups.processes import Processes
 
 Result = TypeVar("Result")
 

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.processes import Processes
 
 _NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
 

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.communicator import Communicator, next_room
 from tf_gradcomp.groups.group import Group, Result
-from tf_gradcomp.groups.processes import Processes
 
 
 class _Meeting:

@@ -1,4 +1,4 @@
-"""Means and sums of metrics over the replicas in a step.
+"""Means and sums of metrics over the replicas in a step; sums over the workers between steps.
 
 All metrics share one collective in a separate group. The collective starts as soon as the metrics
 are known, usually while gradients are still computed, and gradients do not wait for it. With local
@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.groups.group import outside_scope
@@ -153,3 +154,19 @@ def _latest(
 
     tf.cond(tf.not_equal(now, seen), renew, lambda: None)
     return latest.read_value()
+
+
+def sums_over_workers(
+    strategy: tf.distribute.Strategy, arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the sums of arrays over the workers, by one collective for each dtype."""
+    sums = list(arrays)
+    for dtype in sorted({array.dtype.name for array in arrays}):
+        indices = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
+        flat = np.concatenate([arrays[i].ravel() for i in indices])
+        with tf.device("CPU:0"):
+            total = tf_private.sum_over_workers(strategy, tf.constant(flat)).numpy()
+        ends = np.cumsum([arrays[i].size for i in indices])[:-1]
+        for i, part in zip(indices, np.split(total, ends), strict=True):
+            sums[i] = part.reshape(arrays[i].shape)
+    return sums

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.communicator import (
     CollectiveCommunicator,
     Communicator,
     ReplicaContextCommunicator,
 )
 from tf_gradcomp.groups.group import Group, Result
-from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.private import tensorflow as tf_private
 
 _WITHOUT_REDUCTION = (

@@ -44,7 +44,7 @@ from tf_gradcomp.keras_version import (
 )
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private.tensorflow import counting_replicas
-from tf_gradcomp.simulation.rounds import LearnersMoments, LearnersRounds
+from tf_gradcomp.simulation.learner_state import LearnersMoments, LearnersRounds
 from tf_gradcomp.simulation.task import (
     Comparison,
     StepReport,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.groups.processes import Processes
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.private.patching import patch, with_methods
 from tf_gradcomp.strategy import random_numbers
 

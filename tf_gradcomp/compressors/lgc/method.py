@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
-from tf_gradcomp.compressors.lgc.stages import Coding, Collecting, Rounding, Summing, Switching
-from tf_gradcomp.compressors.lgc.state import (
+from tf_gradcomp.compressors.lgc.job_state import (
     ALL_REDUCE,
     CODING,
     FLOAT16,
@@ -18,6 +17,7 @@ from tf_gradcomp.compressors.lgc.state import (
     AutoencoderHook,
     Settings,
 )
+from tf_gradcomp.compressors.lgc.stages import Coding, Collecting, Rounding, Summing, Switching
 from tf_gradcomp.compressors.settings import SHARE, PerVariable, Valid, is_whole_number, member_of
 from tf_gradcomp.compressors.stages import Staged
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec

@@ -16,8 +16,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.aggregation import digest_of_floats
 from tf_gradcomp.compressors.base import Compressor, Reduced, StepInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Network
-from tf_gradcomp.compressors.lgc.leader_step import LeaderStep
-from tf_gradcomp.compressors.lgc.state import (
+from tf_gradcomp.compressors.lgc.job_state import (
     ALL_REDUCE,
     CODING,
     COLLECTED,
@@ -36,6 +35,7 @@ from tf_gradcomp.compressors.lgc.state import (
     WEIGHTS,
     Settings,
 )
+from tf_gradcomp.compressors.lgc.leader_step import LeaderStep
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
 from tf_gradcomp.compressors.value_bits import gather_codes, sum_shares
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.lgc.state import (
+from tf_gradcomp.compressors.lgc.job_state import (
     ROUNDING,
     WEIGHTS,
     AutoencoderHook,
@@ -21,7 +21,7 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import outside_scope
 from tf_gradcomp.keras.callbacks.shared import READERS, SAVERS, find_exchange, warn_if_behind
-from tf_gradcomp.keras.common.autoencoder import Autoencoder
+from tf_gradcomp.keras.common.autoencoder_model import Autoencoder
 from tf_gradcomp.keras_version import keras, keras_private
 
 _GAVE_UP = (

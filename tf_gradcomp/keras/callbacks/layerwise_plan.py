@@ -20,7 +20,7 @@ from tf_gradcomp.keras.callbacks.shared import (
     find_exchange,
     warn_if_behind,
 )
-from tf_gradcomp.keras.callbacks.state import CollectState
+from tf_gradcomp.keras.callbacks.worker_state import CollectState
 from tf_gradcomp.keras_version import keras
 
 

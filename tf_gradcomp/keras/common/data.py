@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.groups.agreement import Processes
 from tf_gradcomp.groups.messages import log_info
-from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.keras_version import keras
 from tf_gradcomp.private import tensorflow as tf_private
 from tf_gradcomp.strategy.strategy import MultiWorkerMirroredStrategy

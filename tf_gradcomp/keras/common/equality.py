@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
+from tf_gradcomp.groups.means import sums_over_workers
 from tf_gradcomp.groups.messages import log_info
-from tf_gradcomp.groups.processes import sums_over_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.inner import facts_of
 from tf_gradcomp.keras.common.wrappers import compressed_in, optimizers_of, wrappers_of

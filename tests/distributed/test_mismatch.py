@@ -1,16 +1,21 @@
-"""Worker 1 differs from worker 0 in one thing: WHAT. Both report how that ended."""
+"""Workers that differ end with an error that names the difference."""
 
 import sys
+from pathlib import Path
 
 import keras
-from common import digits
+import pytest
 
 import tf_gradcomp as gc
+from tests.distributed.common import digits
 from tests.ranks import RANK, report
 from tests.replicas import method_names
+from tests.workers import results, run_workers
+from tf_gradcomp import compressors
 from tf_gradcomp.groups import agreement
 from tf_gradcomp.private import tensorflow as tf_private
 
+PROGRAM = Path(__file__)  # each worker runs this file
 ODD = RANK == 1
 x, y = digits(64, features=8)
 
@@ -97,8 +102,6 @@ MODELS = {
         for name, two in METHODS.items()
     },
 }
-
-
 STRATEGIES = {
     "versions": versions,
     "settings of the strategy": settings_of_the_strategy,
@@ -118,6 +121,56 @@ def ending(run):
     except Exception as error:
         return {"error": type(error).__name__, "text": str(error)}
     return {"error": None, "text": ""}
+
+
+@pytest.fixture(scope="module")
+def mismatches():
+    return results(run_workers(PROGRAM, 2, ["models"]))
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("more layers", "creating variable"),
+        ("fewer layers", "creating variable"),
+        ("classes", "(8, 4)"),
+        ("inner optimizer", "inner optimizer's class: worker 0 has '\"Adam\"'"),
+        ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
+        ("reduction", "reduction: worker 0 has 'sum', worker 1 has 'mean'"),
+        ("wrapped", "creating variable"),
+        ("policy", "max_dense_elements"),
+        ("rows", "number of batches (for data of unequal sizes: dataset.repeat()"),
+        ("rows for validation", "number of batches"),
+        ("call", "next action: worker 0 has 'fit', worker 1 has 'evaluate'; number of batches"),
+        ("steps", "worker 0 has 1, worker 1 has 2"),
+        *((method, "compressor") for method in compressors.names()),
+    ],
+)
+def test_every_worker_reports_the_difference_in(mismatches, what, named):
+    for worker in mismatches:
+        assert worker[what]["error"] == "WorkersDisagreeError"
+        assert named in worker[what]["text"]
+        assert "worker 0 has" in worker[what]["text"]
+        assert "worker 1 has" in worker[what]["text"]
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("versions", ["keras: "]),
+        (
+            "settings of the strategy",
+            ["compressor of the strategy: ", "two_level: worker 0 has True"],
+        ),
+        ("replicas of each", ["replicas in a worker: worker 0 has 2, worker 1 has 1"]),
+    ],
+)
+def test_every_worker_ends_when_they_differ_in(what, named):
+    for worker in run_workers(PROGRAM, 2, [what], check=False):
+        assert worker.returncode == 1
+        last = worker.stderr.rstrip().splitlines()[-1]
+        assert "WorkersDisagreeError" in last
+        assert all(name in last for name in named)
 
 
 if __name__ == "__main__":

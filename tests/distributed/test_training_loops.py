@@ -1,20 +1,24 @@
-"""Runs custom training loops.
+"""Custom training loops train as in one process with the whole batch, in few collectives.
 
-STRATEGY is `stock`, `strategy`, `mirrored`, `mirrored ops` or `alone`. With `strategy` and
-`mirrored ops`, the strategy compresses; with `stock` and `mirrored`, the optimizer does.
+A worker's argument is `stock`, `strategy`, `mirrored`, `mirrored ops` or `alone`. With `strategy`
+and `mirrored ops`, the strategy compresses; with `stock` and `mirrored`, the optimizer does.
 """
+
+from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
-from common import WHOLE, classification_loss, digits
 
 import tf_gradcomp as gc
+from tests.bounds import training
+from tests.distributed.common import WHOLE, classification_loss, digits
 from tests.ranks import RANK, SIZE, argument, digest, report
+from tests.workers import results, run_workers
 
+PROGRAM = Path(__file__)  # each worker runs this file
 BATCH, STEPS = 32, 4
-KIND = argument(1)
-x, y = digits(BATCH * STEPS)
 
 
 def collectives(function, *args):
@@ -53,10 +57,6 @@ def make_strategy():
         ops = gc.CompressedAllReduce(WHOLE) if KIND == "mirrored ops" else None
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
     return tf.distribute.get_strategy()
-
-
-strategy = make_strategy()
-REPLICAS = strategy.num_replicas_in_sync
 
 
 def compressed(optimizer):
@@ -198,12 +198,72 @@ def values(model):
     }
 
 
-CHECKS = [by_optimizer, two_models]
-if KIND in ("stock", "strategy"):
-    CHECKS.append(many_variables)
-if KIND in ("strategy", "mirrored ops", "alone"):
-    CHECKS.append(by_hand)
+# Adam(0.01) has an epsilon of 0.05, and SGD a rate of 0.1. Sums are over up to 32 rows, 16 inputs
+# of a layer and 3 classes.
+TRAINED = training(gain=0.2, terms=32 + 16 + 3, steps=4)
+
+
+def reports(n, kind):
+    return results(run_workers(PROGRAM, n, [kind]))
+
+
+@pytest.fixture(scope="module", params=["stock", "strategy", "mirrored", "mirrored ops"])
+def loop(request):
+    """Returns the findings of a loop under the strategy, on each worker."""
+    return reports(1 if "mirrored" in request.param else 2, request.param)
+
+
+@pytest.fixture(scope="module")
+def loop_alone():
+    return reports(1, "alone")[0]
+
+
+def test_training_loop_trains_as_one_process(loop, loop_alone):
+    for worker in loop:
+        assert_close(worker["by_optimizer"]["values"], loop_alone["by_optimizer"]["values"])
+        assert worker["by_optimizer"]["digest"] == loop[0]["by_optimizer"]["digest"]
+
+
+def test_two_models_with_an_optimizer_each_train_as_in_one_process(loop, loop_alone):
+    for worker in loop:
+        for model, seen in worker["two_models"].items():
+            assert_close(seen["values"], loop_alone["two_models"][model]["values"])
+            assert seen["digest"] == loop[0]["two_models"][model]["digest"]
+
+
+def test_loop_that_updates_by_itself_trains_as_one_process(loop, loop_alone):
+    if "by_hand" not in loop[0]:
+        return  # only CompressedAllReduce reduces gradients for such a loop
+    for worker in loop:
+        assert_close(worker["by_hand"]["values"], loop_alone["by_hand"]["values"])
+        assert worker["by_hand"]["digest"] == loop[0]["by_hand"]["digest"]
+
+
+def test_two_collectives_a_step_for_any_number_of_variables(loop):
+    if loop[0]["workers"] == 1:
+        return  # MirroredStrategy uses none
+    for worker in loop:
+        assert worker["many_variables"]["variables"] == 20
+        for check in ("by_optimizer", "many_variables", "by_hand"):
+            if check in worker:
+                assert worker[check]["collectives"] == ["CollectiveGatherV2"] * 2
+
+
+def assert_close(values, expected):
+    assert len(values) == len(expected)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=0, atol=TRAINED)
+
 
 if __name__ == "__main__":
+    KIND = argument(1)
+    x, y = digits(BATCH * STEPS)
+    strategy = make_strategy()
+    REPLICAS = strategy.num_replicas_in_sync
+    CHECKS = [by_optimizer, two_models]
+    if KIND in ("stock", "strategy"):
+        CHECKS.append(many_variables)
+    if KIND in ("strategy", "mirrored ops", "alone"):
+        CHECKS.append(by_hand)
     seen = {check.__name__: check() for check in CHECKS}
     report({**seen, "rank": RANK, "workers": SIZE})

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf

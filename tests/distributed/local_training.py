@@ -3,47 +3,12 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Setup, local_residuals, scalar
 
 import tf_gradcomp as gc
-from tests.ranks import RANK, SIZE
+from tests.distributed.common import Setup, local_residuals, scalar
+from tests.distributed.local_learners import RATE, SHAPES
+from tests.ranks import RANK
 from tf_gradcomp.keras.local.rounds import measures_of_rounds
-
-SHAPES = [(40, 8), (8,)]
-RATE = 2.0**-5  # sums of small integers times this are exact in float32
-strategy = Setup("optimizer").strategy
-
-
-def gradients(steps, seed=3):
-    """Small integers: [step][worker][variable]."""
-    rng = np.random.default_rng(seed)
-    return [
-        [[rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES] for _ in range(SIZE)]
-        for _ in range(steps)
-    ]
-
-
-def _first_local_step(change):
-    """Returns eight steps; the third, the first after a warm-up of two steps, is changed."""
-    steps = gradients(8)
-    change(steps[2])
-    return steps
-
-
-def _without_the_second_variable(worker_gradients):
-    for gradients in worker_gradients:
-        del gradients[1]
-
-
-def _with_a_nan_on_worker_1(worker_gradients):
-    worker_gradients[1][0][0, 0] = np.nan
-
-
-WARM_UPS = {
-    "whole": gradients(8),
-    "not finite": _first_local_step(_with_a_nan_on_worker_1),
-    "missing": _first_local_step(_without_the_second_variable),
-}
 
 
 class Trained:
@@ -52,6 +17,7 @@ class Trained:
     def __init__(
         self, compressor, local_steps, inner=lambda: keras.optimizers.SGD(RATE), scaler=None
     ):
+        strategy = Setup("optimizer").strategy
         with strategy.scope():
             rounds = local_steps()
             self.variables = [
