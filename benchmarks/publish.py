@@ -6,9 +6,9 @@
 
 Results of `network.py` replace the recorded steps, so give the files of all runs that belong
 together. A result of `time_to_accuracy.py` replaces only the recorded trainings with the same task,
-optimizer, workers and link. `evidence.py` and `local_steps_accuracy.py` leave their own records. In
-a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced. docs/evidence.md
-is replaced as a whole. `pictures.py` draws the pictures.
+optimizer, workers and link. `evidence.py`, `local_steps_accuracy.py` and `faults.py` leave their
+own records. In a page, the lines between `<!-- NAME -->` and `<!-- end of NAME -->` are replaced.
+docs/evidence.md is replaced as a whole. `pictures.py` draws the pictures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TypeAlias
 import click
 import evidence
 import evidence_page
+import faults_report
 import local_steps_accuracy
 import local_steps_runs
 import losses
@@ -55,6 +56,7 @@ def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
     rounds = local_steps_accuracy.rows_of(records.LOCAL_STEPS)
     by_adam = [row for row in rounds if row["inner"] == "adam"]
     readings = local_steps_accuracy.READINGS
+    faults = [*records.by_name(records.FAULTS).values()]
     parts: dict[Path, dict[str, Lines]] = {
         ROOT / "README.md": {"worth it": worth_it.small_table(steps)},
         BENCHMARKS / "worth_it.md": {
@@ -81,6 +83,11 @@ def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
             "longest rounds": [local_steps_runs.longest(by_adam)],
             "rounds": [local_steps_runs.several_seeds(by_adam, readings)],
             "muon": [local_steps_runs.by_inner_optimizer(rounds, readings)],
+        },
+        BENCHMARKS / "faults.md": {
+            "restarts": faults_report.restart_table(faults),
+            "kept": faults_report.kept_table(faults),
+            "pauses": faults_report.pause_table(faults),
         },
         BENCHMARKS / "kernels.md": {"encoding": methods_table.times_of_encoding(found)},
         METHODS: {"bytes": methods_table.fewer_bytes(found, methods_table.PLOTTED)},

@@ -1,7 +1,7 @@
 """Recorded results, from which pages are made: files with a JSON object in each line.
 
-`evidence.jsonl` and `local_steps.jsonl` have a record for each run, under its name. `curves.jsonl`
-has the runs of `convergence.py digits` with two workers that `pictures.py` draws. In
+`evidence.jsonl`, `local_steps.jsonl` and `faults.jsonl` have a record for each run, under its name.
+`curves.jsonl` has the runs of `convergence.py digits` with two workers that `pictures.py` draws. In
 `network.jsonl`, a record's `kind` tells what was measured: a link, a step of training, or the time
 to an accuracy. One record of that file describes the machine.
 """
@@ -21,6 +21,7 @@ EVIDENCE = FOLDER / "evidence.jsonl"
 CURVES = FOLDER / "curves.jsonl"
 LOCAL_STEPS = FOLDER / "local_steps.jsonl"
 NETWORK = FOLDER / "network.jsonl"
+FAULTS = FOLDER / "faults.jsonl"
 SETUP = ("task", "optimizer", "workers", "delay", "link")  # of a time to accuracy
 PACES = "times of steps"  # where they were measured, if in an earlier run
 _KINDS = {"raw": "link", "records": "step", "setups": "time to accuracy"}

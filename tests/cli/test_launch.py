@@ -186,8 +186,8 @@ def test_a_worker_that_ends_well_ends_no_other_worker():
     assert watched.of(1) == ["end"]
 
 
-def test_a_killed_worker_is_named_with_its_signal():
-    with Watched("print('up'); time.sleep(3600)", grace=0) as watched:
+def test_a_killed_worker_is_named_and_the_others_end_without_a_grace():
+    with Watched("print('up'); time.sleep(3600)", grace=3600) as watched:
         watched.wait_for((0, "up"), (1, "up"))
         watched.job.send(1, signal.SIGKILL)
         result = watched.job.run()

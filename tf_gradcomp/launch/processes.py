@@ -134,7 +134,8 @@ class LocalJob:
 
     The workers run the same command. By default, each worker has its own TF_CONFIG. When a worker
     fails, the other workers get `grace` seconds to fail with their own errors, and are then killed:
-    a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
+    a process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM. If
+    SIGKILL ended the worker, there are no such errors, and the others are killed at once.
 
     Nothing runs in the background: the job advances in `step`, which `run` calls until all workers
     have ended. Use it as a context manager, so that no process outlives the block, and in a thread
@@ -307,11 +308,14 @@ class LocalJob:
         """Sends a signal of the user to the workers. May be called by a signal handler."""
         self._passed_signals.append(signum)
 
-    def _end_after_grace(self) -> None:
-        """Kills running workers after `grace` seconds, as if another worker had failed now."""
+    def _end_after(self, seconds: float) -> None:
+        """Kills running workers after some seconds, unless they are about to be killed already."""
         if self._kill_at is None:
-            grace = _DEFAULT_GRACE if self._grace is None else self._grace
-            self._kill_at = time.monotonic() + grace
+            self._kill_at = time.monotonic() + seconds
+
+    @property
+    def _grace_after_stop(self) -> float:
+        return _DEFAULT_GRACE if self._grace is None else self._grace
 
     def close(self) -> None:
         """Kills running workers, reaps all workers, and releases their ports."""
@@ -339,7 +343,7 @@ class LocalJob:
             self._drain(worker)
             self._note_end(worker, returncode)
             if returncode != 0 and self._grace is not None:
-                self._end_after_grace()
+                self._end_after(0.0 if returncode == -signal.SIGKILL else self._grace)
 
     def _note_end(self, worker: _Worker, returncode: int) -> None:
         tail = tuple(worker.stderr_tail)
@@ -354,14 +358,14 @@ class LocalJob:
         # Workers get SIGINT in place of any signal, because Python programs clean up on SIGINT, but
         # not on SIGTERM.
         self._signal_running(signal.SIGINT if first else signal.SIGKILL)
-        self._end_after_grace()
+        self._end_after(self._grace_after_stop)
 
     def _obey_clock(self) -> None:
         if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
             self._timed_out = bool(self._running())
             # The KeyboardInterrupt of a hanging Python program shows where it hangs.
             self._signal_running(signal.SIGINT)
-            self._end_after_grace()
+            self._end_after(self._grace_after_stop)
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._signal_running(signal.SIGKILL)
 

@@ -1,0 +1,198 @@
+"""The jobs of `faults.py`: what they train, how they are started, and what is seen of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import links
+import marked
+from soak import GRADCOMP, Log
+
+from tf_gradcomp.launch import LocalJob
+from tf_gradcomp.launch.processes import start_process
+
+PROGRAM = Path(marked.__file__)
+WORKERS = 2
+EPOCH = "epoch"
+_POLL = 0.02  # seconds between two looks at the job
+_MANY = 10**6  # more restarts and epochs than any job has
+_TAIL = 20  # lines of a job that has ended
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A training.
+
+    Attributes:
+        program: A program of `programs/`.
+        arguments: Its arguments.
+        epoch: The steps of an epoch.
+        often: The steps between two saves, if it does not save after each epoch.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    epoch: int
+    often: int
+
+    def command(self, folder: Path, saves: str) -> list[str]:
+        """Returns the program and its arguments."""
+        steps = ("--epochs", str(_MANY), "--steps-per-epoch", str(self.epoch))
+        return [str(PROGRAM), str(folder), saves, self.program, *self.arguments, *steps]
+
+    def interval(self, saves: str) -> int:
+        """Returns the number of steps between two saves."""
+        return self.epoch if saves == EPOCH else int(saves)
+
+
+_LARGE, _ROUNDS = ("--size", "large"), ("--local-steps", "16")
+TASKS = {
+    "digits": Task("digits_cnn", (), epoch=200, often=50),
+    "digits, rounds": Task("digits_cnn", _ROUNDS, epoch=200, often=50),
+    "transformer": Task("transformer_lm", _LARGE, epoch=100, often=20),
+    "transformer, rounds": Task("transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20),
+}
+
+
+class JobEndedError(Exception):
+    """A job has ended, or takes too long."""
+
+
+class Job(Protocol):
+    """A running job; `said` has the time and the text of each line of its launcher."""
+
+    said: list[tuple[float, str]]
+
+    def step(self) -> bool:
+        """Waits for a moment; returns whether the job is running."""
+
+    def close(self) -> None:
+        """Ends the job."""
+
+
+class Restarted:
+    """A job of `gradcomp run --max-restarts`, which does not outlive this process.
+
+    Args:
+        arguments: The program and its arguments.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.said: list[tuple[float, str]] = []
+        options = ["-n", str(WORKERS), "--max-restarts", str(_MANY), "--json"]  # all to stderr
+        self._process = start_process([*GRADCOMP, "run", *options, *arguments], os.environ)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.said.append((time.monotonic(), line.decode(errors="replace").rstrip()))
+
+    def step(self) -> bool:
+        """Waits for a moment; returns whether the job is running."""
+        time.sleep(_POLL)
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the job."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+        self._reader.join()
+
+
+class Linked:
+    """A job whose workers are behind links. It is started again each time that it has ended.
+
+    Args:
+        arguments: The program and its arguments.
+        network: The links.
+    """
+
+    def __init__(self, arguments: Sequence[str], network: links.Network) -> None:
+        self.said: list[tuple[float, str]] = []
+        self._arguments, self._network = arguments, network
+        self._job = self._start()
+
+    def _start(self) -> LocalJob:
+        return LocalJob(
+            [sys.executable, *self._arguments],
+            WORKERS,
+            env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ},
+            worker_prefix=self._network.prefixes,
+            hosts=self._network.hosts,
+            on_line=lambda _index, _stream, line: self.said.append((time.monotonic(), line)),
+        )
+
+    def step(self) -> bool:
+        """Waits for a moment; returns whether the job is running."""
+        if not self._job.step():
+            self._job.close()
+            self._job = self._start()
+        return True
+
+    def close(self) -> None:
+        """Ends the job."""
+        self._job.close()
+
+
+class Watch:
+    """A running job and its log."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.log = Log(folder)
+        self.job = job
+
+    def wait(self, condition: Callable[[], T | None], seconds: float) -> T:
+        """Waits until a condition returns something that is true, and returns it.
+
+        Raises:
+            JobEndedError: If the job has ended, or the time has passed.
+        """
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            running = self.job.step()
+            self.log.read()
+            if value := condition():
+                return value
+            if not running:
+                break
+        lines = [line for _, line in self.job.said[-_TAIL:]]
+        raise JobEndedError("\n".join(["the job has ended, or takes too long:", *lines]))
+
+    def sleep(self, seconds: float) -> None:
+        """Watches the job for some seconds."""
+        until = time.monotonic() + seconds
+        if seconds > 0:
+            self.wait(lambda: time.monotonic() >= until, 2 * seconds)
+
+
+@contextlib.contextmanager
+def running(task: Task, saves: str, network: links.Network | None = None) -> Iterator[Watch]:
+    """Runs a job within this context.
+
+    Args:
+        task: What it trains.
+        saves: `epoch`, or the number of steps between two saves.
+        network: The links of the workers; None for `gradcomp run`.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradcomp-faults-") as name:
+        command = task.command(Path(name), saves)
+        job = Restarted(command) if network is None else Linked(command, network)
+        try:
+            yield Watch(job, Path(name))
+        finally:
+            job.close()
