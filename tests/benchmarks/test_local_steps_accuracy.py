@@ -54,6 +54,23 @@ def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_
     assert differences == {**dense_differences, "rounds16-average-none": 0.2}
 
 
+def test_rounds_by_muon_are_compared_with_both_dense_optimizers():
+    runs = [
+        record(Job("text", 1, 0), 2.5),
+        record(Job("text", 1, 0, rate=2.0), 2.0),
+        record(Job("text", 1, 0, inner="muon"), 1.6),
+        record(Job("text", 4, 0, steps=16, inner="muon"), 1.8),
+        record(Job("digits", 1, 0), 90.0),
+    ]
+    rows = local_steps_runs.compare(runs, READINGS)
+    assert {row["training"]: round(row["difference"], 6) for row in rows}[
+        "rounds16-average-none-muon"
+    ] == round(1.8 - 1.6, 6)
+    lines = local_steps_runs.by_inner_optimizer(rows, READINGS).splitlines()
+    assert len(lines) == 2 + 4  # digits have no run by Muon
+    assert "| 1.800 | -10.0 | +12.5 |" in lines[-1]
+
+
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])
 def test_the_longest_round_within_a_percent_is_named(quality, good):
     of_runs = [
@@ -118,7 +135,7 @@ def test_runs_leave_records_that_are_reused(tmp_path, monkeypatch):
 def test_all_of_a_grid_are_named_differently():
     grid = local_steps_runs.Grid((4, 16), ("none",), (0, 64), (1.0, 2.0))
     jobs = list(grid.jobs(4, "digits", 0, 128))
-    assert len({job.name for job in jobs}) == len(jobs) == 2 + 2 * 2 * 2 * 2 + 4
+    assert len({job.name for job in jobs}) == len(jobs) == 2 + 2 * 3 * 2 * 2 + 4
     name = "digits-128steps-4learners-rounds4-average-none-warmup64-rate2-seed0"
     assert jobs[5].name == name
     assert jobs[-1].name == "digits-128steps-1learners-dense-batch16-rate4-seed0"
