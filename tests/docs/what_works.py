@@ -5,9 +5,9 @@ says. A name in brackets is one that the test is parametrized with.
 """
 
 STRATEGY = "distributed/test_"
-HOROVOD = "horovod/test_horovod.py::test_"
-KERAS2 = "keras2/test_jobs.py::test_"
-AS_ONE_PROCESS = "dense_training_equals_one_process_on_whole_batches"
+HOROVOD = "horovod/test_"
+KERAS2 = "keras2/test_"
+AS_ONE_PROCESS = "training.py::test_dense_training_equals_one_process_on_whole_batches"
 
 COLUMNS = (
     "Keras 3, strategy",
@@ -31,7 +31,7 @@ ROWS = {
             f"{STRATEGY}fit.py::test_predict_returns_all_rows_in_order_on_every_worker",
         ],
         NOT_THERE,
-        [f"{KERAS2}metrics_and_predictions_equal_one_process"],
+        [f"{KERAS2}metrics.py::test_metrics_and_predictions_equal_one_process"],
         NOT_THERE,
     ),
     "`EarlyStopping`": (
@@ -51,43 +51,45 @@ ROWS = {
     ),
     "`steps_per_execution`": (
         [f"{STRATEGY}fit.py::test_steps_per_execution_changes_nothing"],
-        [f"{HOROVOD}steps_in_one_execution_equal_separate_steps"],
+        [f"{HOROVOD}fit.py::test_steps_in_one_execution_equal_separate_steps"],
         NOT_TESTED,
         NOT_TESTED,
     ),
     "a training loop": (
         [f"{STRATEGY}training_loops.py::test_training_loop_trains_as_one_process"],
-        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
+        [f"{HOROVOD}methods.py::test_ranks_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do"],
     ),
     "a compressor on the strategy": (
         [f"{STRATEGY}fit.py::test_both_ways_to_compress_train_to_the_last_bit_alike"],
         NOT_THERE,
-        [f"{KERAS2}workers_stay_equal_with_a_method_of_the_strategy"],
+        [f"{KERAS2}methods.py::test_workers_stay_equal_with_a_method_of_the_strategy"],
         NOT_THERE,
     ),
     "three workers": (
         [f"{STRATEGY}fit.py::test_more_workers_have_bit_equal_weights_and_slots"],
-        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together[methods_of_three]"],
-        [f"{KERAS2}three_train_as_one_process_and_stay_equal[strategy]"],
-        [f"{KERAS2}three_train_as_one_process_and_stay_equal[horovod]"],
+        [f"{HOROVOD}methods.py::test_ranks_stay_equal_and_skip_a_step_together[methods_of_three]"],
+        [f"{KERAS2}three_workers.py::test_three_train_as_one_process_and_stay_equal"],
+        [f"{KERAS2}three_workers.py::test_three_ranks_resume_from_a_job_of_two"],
     ),
     "AdaComp": (
         [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
-        [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
+        [f"{HOROVOD}methods.py::test_a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
+        [f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
+        [
+            f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"
+        ],
     ),
     "the other methods without callbacks": (
         [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
-        [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
+        [f"{HOROVOD}methods.py::test_a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
         [
-            f"{KERAS2}workers_stay_equal_and_skip_a_step_together[{case}]"
+            f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together[{case}]"
             for case in ("Lookahead:scalecom", "legacy SGD:top_k:scaled", "SGD:power_sgd")
         ],
         [
-            f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[{case}]"
+            f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do[{case}]"
             for case in ("SGD:scalecom", "SGD:power_sgd")
         ],
     ),
@@ -97,30 +99,32 @@ ROWS = {
             "_execution",
             f"{STRATEGY}lgc.py::test_all_workers_go_through_all_phases_together",
         ],
-        [f"{HOROVOD}ranks_learn_an_autoencoder_and_plan_together"],
-        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
-        [f"{KERAS2}callbacks_do_so_under_horovod"],
+        [f"{HOROVOD}methods.py::test_ranks_learn_an_autoencoder_and_plan_together"],
+        [f"{KERAS2}callbacks.py::test_callbacks_log_and_a_job_resumes_from_a_backup"],
+        [f"{KERAS2}callbacks.py::test_callbacks_do_so_under_horovod"],
     ),
     '`compressor="auto"`': (
         [f"{STRATEGY}auto.py::test_all_workers_choose_the_same_and_train_alike"],
-        [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
-        [f"{KERAS2}three_train_as_one_process_and_stay_equal[strategy]"],
-        [f"{KERAS2}three_train_as_one_process_and_stay_equal[horovod]"],
+        [f"{HOROVOD}fit.py::test_advice_and_the_choice_are_the_same_on_all_ranks"],
+        [f"{KERAS2}three_workers.py::test_three_train_as_one_process_and_stay_equal"],
+        NOT_TESTED,
     ),
     "`gc.advise`": (
         [f"{STRATEGY}auto.py::test_all_workers_are_given_the_same_advice"],
-        [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
-        [f"{KERAS2}three_get_advice_and_report_differences[strategy]"],
-        [f"{KERAS2}three_get_advice_and_report_differences[horovod]"],
+        [f"{HOROVOD}fit.py::test_advice_and_the_choice_are_the_same_on_all_ranks"],
+        [f"{KERAS2}three_workers.py::test_three_get_advice_and_report_differences"],
+        NOT_TESTED,
     ),
     "division by Adam's second moment": (
         [
             f"{STRATEGY}simulation_agrees.py::test_simulation_and_job_agree_step_by_step",
             f"{STRATEGY}auto.py::test_preconditioning_follows_the_choice_and_state_covers_all_candidates",
         ],
-        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
+        [f"{HOROVOD}saves.py::test_another_job_resumes_from_the_save_of_rank_0"],
+        [f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
+        [
+            f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"
+        ],
     ),
     "clipping, EMA": (
         [
@@ -142,38 +146,44 @@ ROWS = {
             f"{STRATEGY}bad_gradients.py::test_loss_scale_is_halved_on_all_workers",
             f"{STRATEGY}fit.py::test_keras_scales_the_loss_under_mixed_float16",
         ],
-        [f"{HOROVOD}steps_are_skipped_until_the_loss_scale_fits"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[SGD:adacomp:scaled]"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[SGD:adacomp:scaled]"],
+        [f"{HOROVOD}fit.py::test_steps_are_skipped_until_the_loss_scale_fits"],
+        [
+            f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together[SGD:adacomp:scaled]"
+        ],
+        [
+            f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do[SGD:adacomp:scaled]"
+        ],
     ),
     "all workers skip a step with a NaN": (
         [f"{STRATEGY}methods.py::test_the_bad_step_is_skipped_by_all_and_training_continues"],
-        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
+        [f"{HOROVOD}methods.py::test_ranks_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}methods.py::test_workers_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}methods.py::test_ranks_of_horovod_do_what_workers_of_a_strategy_do"],
     ),
     "`CompressionMonitor`": (
         [f"{STRATEGY}fit.py::test_monitor_counts_all_bytes_of_a_step"],
-        [f"{HOROVOD}plans_and_logs_equal_the_jobs"],
-        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
-        [f"{KERAS2}callbacks_do_so_under_horovod"],
+        [f"{HOROVOD}fit.py::test_plans_and_logs_equal_the_jobs"],
+        [f"{KERAS2}callbacks.py::test_callbacks_log_and_a_job_resumes_from_a_backup"],
+        [f"{KERAS2}callbacks.py::test_callbacks_do_so_under_horovod"],
     ),
     "checkpoints: Keras' files and `tf.train.Checkpoint`": (
         [f"{STRATEGY}checkpoints.py::test_sum_of_residuals_is_restored_from"],
-        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
-        [f"{KERAS2}a_job_resumes_from_its_save"],
-        [f"{KERAS2}ranks_of_horovod_resume_from_a_save"],
+        [f"{HOROVOD}saves.py::test_another_job_resumes_from_the_save_of_rank_0"],
+        [f"{KERAS2}saves.py::test_a_job_resumes_from_its_save"],
+        [f"{KERAS2}saves.py::test_ranks_of_horovod_resume_from_a_save"],
     ),
     "`BackupAndRestore`": (
         [f"{STRATEGY}lost_workers.py::test_killed_job_resumes_with"],
-        [f"{HOROVOD}a_backup_holds_the_residuals_of_all"],
-        [f"{KERAS2}callbacks_log_and_a_job_resumes_from_a_backup"],
-        [f"{KERAS2}callbacks_do_so_under_horovod"],
+        [f"{HOROVOD}fit.py::test_a_backup_holds_the_residuals_of_all"],
+        [f"{KERAS2}callbacks.py::test_callbacks_log_and_a_job_resumes_from_a_backup"],
+        [f"{KERAS2}callbacks.py::test_callbacks_do_so_under_horovod"],
     ),
     "[several GPUs in each host](clusters.md#several-gpus-in-a-host)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
         NOT_THERE,
-        [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
+        [
+            f"{KERAS2}training.py::test_workers_of_several_replicas_train_as_one_process_and_stay_equal"
+        ],
         NOT_THERE,
     ),
     "[local steps](local_steps.md)": (
@@ -200,9 +210,9 @@ ROWS = {
             f"{STRATEGY}checkpoints.py::test_training_resumes_from",
             f"{STRATEGY}methods.py::test_more_workers_resume_from_a_backup",
         ],
-        [f"{HOROVOD}another_job_resumes_from_the_save_of_rank_0"],
-        [f"{KERAS2}three_resume_from_a_job_of_two[strategy]"],
-        [f"{KERAS2}three_resume_from_a_job_of_two[horovod]"],
+        [f"{HOROVOD}saves.py::test_another_job_resumes_from_the_save_of_rank_0"],
+        [f"{KERAS2}three_workers.py::test_three_resume_from_a_job_of_two"],
+        [f"{KERAS2}three_workers.py::test_three_ranks_resume_from_a_job_of_two"],
     ),
     "an error when workers differ or die": (
         [
@@ -210,22 +220,19 @@ ROWS = {
             f"{STRATEGY}lost_workers.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
         ],
         [
-            f"{HOROVOD}ranks_report_their_differences",
-            f"{HOROVOD}the_others_end_with_an_error_when_a_rank_is_killed",
+            f"{HOROVOD}mismatch.py::test_ranks_report_their_differences",
+            f"{HOROVOD}ends.py::test_the_others_end_with_an_error_when_a_rank_is_killed",
         ],
         [
-            f"{KERAS2}three_get_advice_and_report_differences[strategy]",
-            f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[strategy]",
+            f"{KERAS2}three_workers.py::test_three_get_advice_and_report_differences",
+            f"{KERAS2}three_workers.py::test_two_end_with_an_error_when_the_third_is_killed",
         ],
-        [
-            f"{KERAS2}three_get_advice_and_report_differences[horovod]",
-            f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[horovod]",
-        ],
+        NOT_TESTED,
     ),
     "simulation of many workers in one process": (
         ["test_simulation.py::test_256_learners"],
         NOT_THERE,
-        [f"{KERAS2}a_simulation_trains_as_workers_do"],
+        [f"{KERAS2}simulation_agrees.py::test_a_simulation_trains_as_workers_do"],
         NOT_THERE,
     ),
 }

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import adam_bound, assert_close, rounding
 from tests.keras2.models import small_model
-from tests.keras2.programs.optimizers import OPTIMIZERS
+from tests.keras2.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tests.workers import run_workers
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT

@@ -1,12 +1,17 @@
 """Code that these programs share; each trains under Horovod or, to compare, a strategy."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import BATCH, BY_HOROVOD, SIZE, digest, inner_of, own_rows, values
 
-strategy = tf.distribute.get_strategy() if BY_HOROVOD else gc.MultiWorkerMirroredStrategy()
+
+@functools.cache
+def strategy():
+    return tf.distribute.get_strategy() if BY_HOROVOD else gc.MultiWorkerMirroredStrategy()
 
 
 def words_model():
@@ -26,7 +31,7 @@ def compiled(make_optimizer, seed=0, policy="float32", build=words_model):
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(policy)
-    with strategy.scope():
+    with strategy().scope():
         model = build()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=make_optimizer(), loss=loss)

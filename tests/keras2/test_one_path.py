@@ -1,21 +1,24 @@
-"""Saves by one path on all workers, and on the chief alone.
-
-one_path.py FOLDER
-"""
+"""Saves of Keras 2 by one path on all workers, and on the chief alone."""
 
 import os
-import pathlib
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from common import compiled, fit, new_strategy
 
 import tf_gradcomp as gc
+from tests.keras2.common import compiled, fit, new_strategy
+from tests.keras2.jobs import (
+    RESTORED,
+    largest_difference,
+    tf_keras,
+)
 from tests.ranks import argument, compressed, data, report
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__)  # each worker runs this file
 
 keras = tf.keras
-os.chdir(argument(1))
-strategy = new_strategy()
 
 
 def new_model():
@@ -39,7 +42,25 @@ def weights(path):
     return [w.tolist() for w in model.get_weights()]
 
 
+@tf_keras
+def test_workers_save_by_one_path_and_the_chief_alone(tmp_path):
+    workers = run_workers(PROGRAM, 2, [tmp_path])
+    for worker in workers:
+        seen = result(worker)
+        wanted = seen["wanted"]
+        assert any(np.any(total) for total in wanted["residuals"])
+        for name, held in seen["held"].items():
+            assert held["weights"] == wanted["weights"], name
+            assert largest_difference(held["residuals"], wanted["residuals"]) <= RESTORED, name
+        for name, weights in seen["weights"].items():
+            assert weights == wanted["weights"], name
+        assert (seen["log"], seen["hidden"]) == (3, [])
+    assert "holds only the residuals of the chief" not in workers[0].stderr
+
+
 if __name__ == "__main__":
+    os.chdir(argument(1))
+    strategy = new_strategy()
     model = new_model()
     checkpoint = keras.callbacks.ModelCheckpoint
     on_all = [checkpoint("epoch.keras"), checkpoint("epoch.h5"), keras.callbacks.CSVLogger("log")]
@@ -62,7 +83,7 @@ if __name__ == "__main__":
             "wanted": model_state,
             "held": {name: held(name) for name in whole},
             "weights": {name: weights(name) for name in parts},
-            "log": len(pathlib.Path("log").read_text().splitlines()),
+            "log": len(Path("log").read_text().splitlines()),
             "hidden": [name for name in os.listdir(".") if name.startswith(".")],
         }
     )

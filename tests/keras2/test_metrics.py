@@ -1,10 +1,21 @@
-"""Runs metrics of all kinds in `fit` and `evaluate`, and counts their collectives in a step."""
+"""Metrics and predictions of Keras 2 equal those of one process."""
 
+from pathlib import Path
+
+import pytest
 import tensorflow as tf
-from common import ALONE, compiled, fit, keras, new_strategy, words_model
 
+from tests.bounds import training
+from tests.keras2.common import ALONE, compiled, fit, keras, new_strategy, words_model
+from tests.keras2.jobs import (
+    SUMS,
+    by_strategy,
+    largest_difference,
+)
 from tests.ranks import SIZE, compressed, data, report
+from tests.workers import results, run_workers
 
+PROGRAM = Path(__file__)  # each worker runs this file
 FEW = ["accuracy"]
 
 
@@ -64,6 +75,33 @@ def measured(strategy, metrics=(), build=words_model, **kwargs):
         "predict": model.predict(rows, verbose=0).tolist(),
         "collectives": 0 if kwargs else collectives(model.train_function),
     }
+
+
+# Outputs after six steps of SGD(0.01) are sums over 16 units.
+MEASURED = 16 * training(gain=0.01, terms=SUMS, steps=6)
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    """By two workers, and by one process on whole batches."""
+    first, second = by_strategy(PROGRAM)
+    assert first == second
+    (single,) = results(run_workers(PROGRAM, 1))
+    return first, single
+
+
+@pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
+def test_metrics_and_predictions_equal_one_process(metrics, model):
+    seen, single = (logged[model] for logged in metrics)
+    assert largest_difference(seen["predict"], single["predict"]) <= MEASURED
+    logs = [[*logged["batches"], logged["fit"], logged["evaluate"]] for logged in (seen, single)]
+    assert len(logs[0]) == 2 * 3 + 2
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=MEASURED)
+
+
+def test_one_collective_of_a_step_sums_all_metrics(metrics):
+    assert metrics[0]["many"]["collectives"] == metrics[0]["few"]["collectives"]
 
 
 if __name__ == "__main__":

@@ -1,27 +1,29 @@
-"""Saves on rank 0 alone while other ranks continue: save|load FOLDER.
+"""Saves of rank 0 hold the state of all ranks, for jobs of any number of workers."""
 
-`load` runs under Horovod or under a strategy.
-"""
-
-import pathlib
+from pathlib import Path
 
 import h5py
 import keras
+import numpy as np
+import pytest
 import tensorflow as tf
-from common import compiled, fit, state_of, strategy, words_model
 
 import tf_gradcomp as gc
+from tests.bounds import rounding
+from tests.horovod.common import compiled, fit, state_of, strategy, words_model
+from tests.horovod.jobs import largest_difference, needs_horovod, only, run_ranks
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
+from tests.workers import results, run_workers
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 
-FOLDER = pathlib.Path(argument(2))
-gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
+pytestmark = needs_horovod
+PROGRAM = Path(__file__)  # each rank runs this file
 
 
 def new_model(seed=0):
     model = compiled(lambda: compressed(keras.optimizers.Adam(1e-2), "adacomp"), seed)
-    with strategy.scope():
+    with strategy().scope():
         model.optimizer.build(model.trainable_variables)
     return model
 
@@ -125,7 +127,7 @@ def load():
     for way in ("whole.keras", "only.weights.h5", "tf"):
         if way == "whole.keras":
             keras.backend.clear_session()
-            with strategy.scope():
+            with strategy().scope():
                 model = keras.saving.load_model(FOLDER / way)
         else:
             model = new_model(seed=1)
@@ -145,5 +147,78 @@ def load():
     return {**seen, "later": state_of(model)}
 
 
+THIRDS = rounding(1, terms=3 + 1)  # a third of a value, three times
+SAVED = ["whole.keras", "only.weights.h5", "tf"]
+
+
+def largest(arrays):
+    return max(np.abs(array).max(initial=0) for array in arrays)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def saved(folder):
+    return results(run_ranks(PROGRAM, 2, ["save", folder]))
+
+
+@pytest.fixture(scope="module")
+def loaded(saved, folder):
+    return {
+        "Horovod": results(run_ranks(PROGRAM, 3, ["load", folder])),
+        "MultiWorkerMirroredStrategy": results(run_workers(PROGRAM, 2, ["load", folder])),
+    }
+
+
+@pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
+@pytest.mark.parametrize("way", SAVED)
+def test_another_job_resumes_from_the_save_of_rank_0(saved, loaded, job, way):
+    workers = [worker[way] for worker in loaded[job]]
+    for name in ("residual", "second_moment"):
+        sums = [
+            np.add(*np.float32(pair))
+            for pair in zip(*(rank["own"][name] for rank in saved), strict=True)
+        ]
+        assert max(np.abs(total).max() for total in sums) > 0
+        assert largest_difference(workers[0][name], sums) <= THIRDS * largest(sums)
+    assert {worker["group"] for worker in workers} == {job}
+    assert {worker["exchanges"] for worker in workers} == {4}
+
+
+@pytest.mark.parametrize("wrappers", ["several", "outside"])
+def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers):
+    first, second = (rank[wrappers]["own"] for rank in saved)
+    assert len(first) == 2
+    for collected, *local in zip(saved[0][wrappers]["collected"], first, second, strict=True):
+        sums = [np.add(*np.float32(pair)) for pair in zip(*local, strict=True)]
+        assert max(np.abs(total).max() for total in sums) > 0
+        assert largest_difference(collected, sums) == 0
+
+
+@pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
+def test_a_resumed_job_trains_on_all_workers(loaded, job):
+    only([worker["later"] for worker in loaded[job]])
+
+
+def test_each_rank_gets_its_share_of_what_was_saved(loaded):
+    ranks = [rank["only.weights.h5"] for rank in loaded["Horovod"]]
+    assert largest_difference(only([rank["own"] for rank in ranks]), ranks[0]["residual"]) > 0
+    shares = [3 * np.array(local) for local in ranks[0]["own"]]
+    assert largest_difference(shares, ranks[0]["residual"]) <= THIRDS * largest(shares)
+
+
+def test_collecting_changes_nothing_and_counts_until_the_next_step(saved):
+    assert all(rank["unchanged"] for rank in saved)
+    assert saved[0]["saved alone"] == saved[0]["own later"]
+    assert np.any(saved[0]["saved alone"][0])
+    assert all("rank 0 save" in rank["refused"] for rank in saved[1:])
+
+
 if __name__ == "__main__":
+    strategy()  # TensorFlow wants to know of its cluster before anything runs
+    FOLDER = Path(argument(2))
+    gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
     report({"save": save, "load": load}[argument(1)]())

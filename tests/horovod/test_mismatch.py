@@ -1,20 +1,27 @@
-"""Has ranks differ in one setting after the other; reports each rank's error."""
+"""Ranks that differ in a setting all get an error that says in which."""
 
 import warnings
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import keras
+import pytest
 import tensorflow as tf
-from common import compiled, fit, told
 
 import tf_gradcomp as gc
+from tests.horovod.common import compiled, fit, told
+from tests.horovod.jobs import needs_horovod, run_ranks
 from tests.ranks import RANK, compressed, data, report
+from tests.workers import results
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import Collectives
 from tf_gradcomp.compressors import requests
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.groups import agreement
+
+pytestmark = needs_horovod
+PROGRAM = Path(__file__)  # each rank runs this file
 
 
 def variables_of(*shapes):
@@ -144,6 +151,51 @@ ACTIONS = [
     synchronized_layers,
     other_numbers_of_batches,  # last, because Horovod continues to wait
 ]
+
+
+@pytest.fixture(scope="module")
+def disagreeing():
+    return results(run_ranks(PROGRAM))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("other_variables", "shape=(3, 2)"),
+        ("other_settings", "compressor: worker 0 has"),
+        ("other_versions", "keras: worker 0 has '3.0', worker 1 has '3.1'"),
+        ("other_weights", "gc.callbacks.BroadcastInitialState()"),
+        ("other_steps", "exchanges so far: worker 0 has 7, worker 1 has 0"),
+        ("other_learning_rates", "as ReduceLROnPlateau does if its metric differs"),
+        ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),
+        ("other_actions", "next action: worker 0 has 'collecting state to save'"),
+        ("other_data", "all workers): worker 0 has 2, worker 1 has 3"),
+    ],
+)
+def test_ranks_report_their_differences(disagreeing, what, message):
+    for rank in disagreeing:
+        assert rank[what].startswith("WorkersDisagreeError: ")
+        assert message in rank[what]
+
+
+def test_a_model_without_variables_and_layers_unaware_of_ranks_are_reported(disagreeing):
+    for rank in disagreeing:
+        assert "'unbuilt' has no variables yet" in rank["no_variables"]
+        assert "'batch_normalization' should have the statistics" in rank["synchronized_layers"]
+
+
+@pytest.mark.parametrize("wish", ["AllReduce", "AllGather", "Broadcast"])
+def test_a_collective_that_is_timed_is_run(disagreeing, wish):
+    for rank in disagreeing:
+        assert "Mismatched data types" in rank["timed"][wish]
+
+
+def test_a_rank_with_fewer_batches_does_not_wait_for_the_others_without_an_end(disagreeing):
+    first, second = (rank["other_numbers_of_batches"] for rank in disagreeing)
+    assert first.startswith("WorkersDisagreeError: This worker has waited 2.0 seconds")
+    assert "collecting state to save" in first
+    assert "Horovod" in second
+
 
 if __name__ == "__main__":
     timed = {wish: told(partial(timed_collective, wish)) for wish in WISHES}

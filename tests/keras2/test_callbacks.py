@@ -1,20 +1,26 @@
-"""Runs `fit` with callbacks, resumes from a backup, and takes several steps in an execution.
-
-callbacks.py FOLDER
-"""
+"""Callbacks log under Keras 2, and jobs resume from a backup."""
 
 import contextlib
 import os
+from pathlib import Path
 
+import pytest
 import tensorflow as tf
-from common import compiled, fit, new_strategy, state_of
 
 import tf_gradcomp as gc
-from tests.delays import checked
+from tests.delays import assert_cosines, checked
+from tests.keras2.common import compiled, fit, new_strategy, state_of
+from tests.keras2.jobs import (
+    by_horovod,
+    by_strategy,
+    needs_horovod,
+    tf_keras,
+)
 from tests.ranks import argument, compressed, data, digest, exchange_of, report
 
+PROGRAM = Path(__file__)  # each worker runs this file
+
 keras = tf.keras
-FOLDER = argument(1)
 
 
 class StoppedError(Exception):
@@ -89,7 +95,53 @@ def in_executions_of(steps, strategy):
     return state_of(model)
 
 
+@pytest.fixture(scope="module")
+def callbacks(tmp_path_factory):
+    return by_strategy(PROGRAM, tmp_path_factory.mktemp("backups"))
+
+
+def check_callbacks(callbacks):
+    first, second = callbacks
+    for name in ("plan", "autoencoder"):
+        assert first[name]["weights"] == second[name]["weights"]
+        history = first[name]["history"]
+        for measure in ("payload_bytes", "compression_ratio", "residual_norm", "skipped_steps"):
+            assert len(history[measure]) == 2
+    assert first["plan"]["history"]["compression_ratio"][-1] > 4
+    assert first["plan"]["history"]["plan_ratio"][-1] != 1
+    assert first["autoencoder"]["history"]["lgc_phase"][-1] > 2
+    assert first["autoencoder"]["history"]["autoencoder_error"][-1] < 1
+    for worker in callbacks:
+        assert_cosines(worker["delays"], 2, checks=2)
+    resumed = first["resumed"]
+    assert resumed["epochs"] == [1]
+    assert resumed["resumed"] == resumed["at once"] == second["resumed"]["resumed"]
+
+
+def check_executions(reports):
+    (one, two), others = (report["executions"] for report in reports)
+    assert one == two
+    assert others == [one, two]
+
+
+def test_several_steps_in_an_execution_train_as_one_by_one(callbacks):
+    check_executions(callbacks)
+
+
+def test_callbacks_log_and_a_job_resumes_from_a_backup(callbacks):
+    check_callbacks(callbacks)
+
+
+@tf_keras
+@needs_horovod
+def test_callbacks_do_so_under_horovod(tmp_path):
+    reports = by_horovod(PROGRAM, tmp_path)
+    check_callbacks(reports)
+    check_executions(reports)
+
+
 if __name__ == "__main__":
+    FOLDER = argument(1)
     strategy = new_strategy()
     lgc = gc.compressors.LGC(warmup_steps=3, training_steps=5, density=0.1)
     planned = gc.compressors.LGreCo(gc.compressors.TopK(density=0.1))

@@ -1,14 +1,19 @@
-"""Trains dense by Horovod with several optimizers in `fit`, and on rank 0 also alone.
+"""Training by Horovod equals training in one process on whole batches."""
 
-exact.py OPTIMIZER...
-"""
+from pathlib import Path
 
 import keras
-from common import compiled, fit, state_of
+import pytest
 
 import tf_gradcomp as gc
+from tests.bounds import training
+from tests.horovod.common import compiled, fit, state_of
+from tests.horovod.jobs import largest_difference, needs_horovod, only, run_ranks
 from tests.ranks import RANK, SIZE, argument, compressed, data, report
+from tests.workers import results
 
+pytestmark = needs_horovod
+PROGRAM = Path(__file__)  # each rank runs this file
 STEPS = 8
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 OPTIMIZERS = {
@@ -42,6 +47,38 @@ def alone(name):
     model.optimizer.build(model.trainable_variables)  # else the first step would be traced twice
     model.fit(*data(STEPS), batch_size=24, shuffle=False, verbose=0)
     return {**state_of(model), "iterations": int(model.optimizer.iterations)}
+
+
+quick = pytest.mark.quick("Horovod", "custom training loop")
+ON_TWO, ON_THREE = [name for name in OPTIMIZERS if name != "AdamW"], ["AdamW"]
+# Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
+# and 3 units.
+TRAINED = training(gain=0.2, terms=24 + 20 + 16 + 3, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return results(run_ranks(PROGRAM, 2, [",".join(ON_TWO)]))
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    return results(run_ranks(PROGRAM, 3, [",".join(ON_THREE)]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        *(("two_ranks", name) for name in ON_TWO),
+        *(pytest.param("three_ranks", name, marks=quick) for name in ON_THREE),
+    ],
+)
+def test_dense_training_equals_one_process_on_whole_batches(request, ranks, name):
+    seen = request.getfixturevalue(ranks)
+    together = only([rank["by Horovod"][name] for rank in seen])
+    single = seen[0]["alone"][name]
+    assert largest_difference(together["values"], single["values"]) <= TRAINED
+    assert together["iterations"] == single["iterations"]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,13 @@
-"""Saves jobs in each format and resumes from it, including residuals.
-
-saves.py FOLDER OPTIMIZER...
-"""
+"""Saves and loads models of Keras 2 in each format; programs share it."""
 
 import contextlib
 import os
 
 import numpy as np
 import tensorflow as tf
-from common import compiled, fit, new_strategy, slots_of
-from optimizers import OPTIMIZERS
 
-from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, digest, report
-
-FORMATS = ("h5", "keras", "tf", "checkpoint")
-LATER = ("h5", "checkpoint")  # of those, the ones that it trains on with
-FOLDER = os.path.join(argument(1), f"rank{RANK}")
+from tests.keras2.common import compiled, slots_of
+from tests.ranks import BY_HOROVOD, RANK, argument, digest
 
 
 def saving_on_all(model):
@@ -41,7 +33,7 @@ def seen(model):
 
 
 def saved(model, name, form):
-    path = os.path.join(FOLDER, f"{name}.{form}")
+    path = os.path.join(folder_of_rank(), f"{name}.{form}")
     with saving_on_all(model):
         if form == "tf":
             model.save_weights(path, save_format="tf")
@@ -66,24 +58,5 @@ def loaded(path, form, make, strategy):
     return model
 
 
-def optimizer_saves(name, strategy):
-    def make():
-        return compressed(OPTIMIZERS[name](), "adacomp")
-
-    model = compiled(make, strategy)
-    fit(model, *data(4))
-    before = seen(model)
-    result = {"before": before}
-    for form in FORMATS:
-        other = loaded(saved(model, name, form), form, make, strategy)
-        result[form] = seen(other)
-        if form in LATER:
-            fit(other, *data(3, seed=2))
-            result[f"{form}, later"] = digest(other.trainable_variables)
-    return result
-
-
-if __name__ == "__main__":
-    os.makedirs(FOLDER)
-    strategy = new_strategy()
-    report({name: optimizer_saves(name, strategy) for name in argument(2).split(",")})
+def folder_of_rank():
+    return os.path.join(argument(1), f"rank{RANK}")
