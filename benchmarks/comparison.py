@@ -75,7 +75,7 @@ SETTINGS = {
         Setting(DIGITS, 30, 10, 22),
         Setting(TEXT, 20, 2, 200),
         Setting(TRANSFORMER, 10, 2, 200, decays=True, within=math.log2(1.01)),
-        Setting(LARGE_TRANSFORMER, 25, 2, 16, decays=True, within=math.log2(1.01)),
+        Setting(LARGE_TRANSFORMER, 10, 2, 16, decays=True, within=math.log2(1.01)),
     )
 }
 

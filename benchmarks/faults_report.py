@@ -206,7 +206,7 @@ def kept_table(found: Sequence[Record]) -> list[str]:
     measured = {
         (record["task"], record["interval"]): record for record in found if record["kind"] == KEPT
     }
-    rows = []
+    rows, many = [], len(measured)  # without measured shares there is no column of them
     for record in found:
         if record["kind"] != RESTART:
             continue
@@ -219,11 +219,17 @@ def kept_table(found: Sequence[Record]) -> list[str]:
                     f"{1000 * record['step']:.0f}",
                     f"{record['save']:.2f}",
                     *(f"{computed_share(record, every, interval):.0%}" for every in EVERY),
-                    f"{run['share']:.0%}, every {run['every']:g} min" if run else "",
+                    *(
+                        [f"{run['share']:.0%}, every {run['every']:g} min"]
+                        if run
+                        else [""]
+                        if many
+                        else []
+                    ),
                 ]
             )
     header = ["training", "steps between saves", "step, ms", "save, s"]
-    return table([*header, *_computed(), "measured"], rows)
+    return table([*header, *_computed(), *["measured"][:many]], rows)
 
 
 def computed_share(record: Record, every: float, interval: int) -> float:

@@ -19,7 +19,12 @@ import tensorflow as tf
 from horovod_backend import initialize
 from simulated import WORKLOADS, Training
 
-WORKLOAD = {"digits": "digits", "text": "python", "transformer": "transformer"}  # by task
+WORKLOAD = {  # by task
+    "digits": "digits",
+    "text": "python",
+    "transformer": "transformer",
+    "large-transformer": "large-transformer",
+}
 
 
 def sum_by_horovod(optimizer: keras.optimizers.Optimizer) -> None:

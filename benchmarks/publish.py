@@ -57,8 +57,9 @@ def blocks(found: evidence_page.Records) -> dict[Path, dict[str, str]]:
     by_adam = [row for row in rounds if row["inner"] == "adam"]
     readings = local_steps_accuracy.READINGS
     faults = [*records.by_name(records.FAULTS).values()]
+    large = time_to_accuracy_report.large_transformer(trained)
     parts: dict[Path, dict[str, Lines]] = {
-        ROOT / "README.md": {"worth it": worth_it.small_table(steps)},
+        ROOT / "README.md": {"worth it": worth_it.small_table(steps, *large)},
         BENCHMARKS / "worth_it.md": {
             "two workers": worth_it.speed_ups(steps, Steps.over_dense, (2,)),
             "more workers": worth_it.speed_ups(steps, Steps.over_dense, (4, 8, 32)),

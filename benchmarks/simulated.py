@@ -22,7 +22,7 @@ import tensorflow as tf
 from output import processor
 from pool import Work
 from records import rounded
-from trainings import DIGITS, TEXT, TRANSFORMER, Task
+from trainings import DIGITS, LARGE_TRANSFORMER, TEXT, TRANSFORMER, Task
 
 import tf_gradcomp as gc
 from tf_gradcomp import compressors
@@ -188,12 +188,12 @@ def _faint_lstm(training: Training) -> Made:
     return model, rows, held_out
 
 
-def _transformer(training: Training) -> Made:
+def _transformer(size: str, training: Training) -> Made:
     text, held_out = texts.load(None)
     rate = training.rate * transformer_lm.LEARNING_RATE
     name = {"adam": "adamw"}.get(training.optimizer, training.optimizer)
     optimizer = transformer_lm.make_optimizer(name, training.steps, rate)
-    model = transformer_lm.compiled_model(optimizer, transformer_lm.SIZES["small"])
+    model = transformer_lm.compiled_model(optimizer, transformer_lm.SIZES[size])
     return model, texts.sequences(text), texts.sequences(held_out)
 
 
@@ -223,7 +223,8 @@ WORKLOADS = {
     "python": Workload(functools.partial(_lstm, None), TEXT),
     "python-small": Workload(functools.partial(_lstm, None, width=64), TEXT),
     "python-faint": Workload(_faint_lstm, TEXT),
-    "transformer": Workload(_transformer, TRANSFORMER),
+    "transformer": Workload(functools.partial(_transformer, "small"), TRANSFORMER),
+    "large-transformer": Workload(functools.partial(_transformer, "large"), LARGE_TRANSFORMER),
 }
 
 
@@ -237,6 +238,7 @@ _SECONDS = {  # of a row's gradient, and of a learner's part of a step, on one c
     "python": (0.0008, 0.08),
     "python-small": (0.0004, 0.012),
     "transformer": (0.004, 0.03),
+    "large-transformer": (0.07, 0.1),
 }
 
 

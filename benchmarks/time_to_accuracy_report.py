@@ -14,6 +14,7 @@ from losses import losses
 from output import table, times
 from trainings import Run
 from turns import AUTO
+from worth_it import FEWER, Model, Steps
 
 DENSE = "no_compression"
 HOROVOD = "Horovod"  # dense: each gradient is sent while the others are still computed
@@ -240,6 +241,23 @@ def speed_ups(setups: Sequence[Setup]) -> list[str]:
         ratios = [found[name].dense if name in found else () for name in _COMPARED]
         rows.append([*_place(setup), *map(_spread, ratios), _spread(found[METHOD].cast)])
     return table((*_WHERE, *_COMPARED, f"{METHOD}, sooner than 16 bits"), rows)
+
+
+LARGE, LARGE_WEIGHTS = "large-transformer", 10.7e6
+
+
+def large_transformer(setups: Sequence[Setup]) -> tuple[Model, dict[str, Steps]]:
+    """Returns the large Transformer, and its measured steps with two workers, by link."""
+    by_link, compute = {}, []
+    for setup in setups:
+        if (setup["task"], setup["workers"], setup["delay"]) == (LARGE, 2, 0):
+            seconds = {row["method"]: row["seconds of a step"] for row in setup["rows"]}
+            dense = min(seconds[name] for name in REFERENCES[0] if name in seconds)
+            cast = seconds.get(CAST, dense)
+            by_link[setup["link"]] = Steps(dense, cast, seconds[METHOD])
+            compute.append(seconds[FREE])
+    free = statistics.median(compute)
+    return Model(f"Transformer, if a step takes {free:.1f} s", LARGE_WEIGHTS, free, FEWER), by_link
 
 
 def step_times(setups: Sequence[Setup]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import click
@@ -32,6 +32,7 @@ NO_GAIN = "no gain"
 GOODPUT = 1448 / 1514  # share of TCP's data in Ethernet frames
 LINKS = {"10 Mbit/s": 10, "100 Mbit/s": 100, "1 Gbit/s": 1_000, "10 Gbit/s": 10_000}
 WORKERS = (2, 4, 8, 32)
+FEWER = 40.0  # how many times fewer bytes AdaComp's payload has, if not measured
 NAMES = {
     turns.RESNET: "ResNet-20",
     turns.LSTM: "character LSTM",
@@ -209,30 +210,37 @@ def speed_ups(found: Sequence[Setup], text: Cell, numbers: Sequence[int]) -> Ite
 SMALL_LINKS = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s")
 
 
-def small_table(found: Sequence[Setup]) -> list[str]:
-    """The lines of the README's table: two workers."""
+def small_table(found: Sequence[Setup], trained: Model, by_link: Mapping[str, Steps]) -> list[str]:
+    """The lines of the README's table: two workers.
+
+    Args:
+        found: The measured steps.
+        trained: A model that is shown first.
+        by_link: The measured steps of this model.
+    """
     forecast, models = Forecast.of(found), measured_models(found)
     shown = [model for model in models if model.job in (turns.RESNET, turns.MLP)]
-    rows = []
+    predicted = cells(trained, found, forecast, 2, Steps.over_dense)
+    measured = {link: f"**{steps.over_dense()}**" for link, steps in by_link.items()}
+    rows = [_row(trained, {**predicted, **measured})]
     for model in [*shown, *larger(models)]:
-        name, _, seconds = model.name.partition(", if a step takes ")
-        name += f" of {seconds} a step" if seconds else ""
-        millions = model.weights / 1e6
-        name += f", {millions:.0f}" if millions > 9 else f", {millions:.1f}"
-        by_link = cells(model, found, forecast, 2, Steps.over_dense)
-        rows.append(
-            [
-                f"{name} million weights",
-                *(by_link[link].replace(f"{LABEL} ", "") for link in SMALL_LINKS),
-            ]
-        )
+        rows.append(_row(model, cells(model, found, forecast, 2, Steps.over_dense)))
     return table(("your model, 2 workers", *SMALL_LINKS), rows)
+
+
+def _row(model: Model, by_link: Mapping[str, str]) -> list[str]:
+    name, _, seconds = model.name.partition(", if a step takes ")
+    name += f" of {seconds} a step" if seconds else ""
+    millions = model.weights / 1e6
+    name += f", {millions:.0f}" if millions > 9 else f", {millions:.1f}"
+    ratios = (by_link[link].replace(f"{LABEL} ", "") for link in SMALL_LINKS)
+    return [f"{name} million weights", *ratios]
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--weights", required=True, type=float, help="Of your model.")
 @click.option("--compute", required=True, type=float, help="Seconds of a step on a single worker.")
-@click.option("--fewer", default=40.0, help="Times fewer bytes in AdaComp's payload.")
+@click.option("--fewer", default=FEWER, help="Times fewer bytes in AdaComp's payload.")
 def main(weights: float, compute: float, fewer: float) -> None:
     found = setups(records.read_network())
     forecast = Forecast.of(found)
