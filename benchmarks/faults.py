@@ -136,9 +136,8 @@ def measure_pause(task: Task, fault: str) -> Record:
 
 
 def _paused(watch: Watch, fault: str, begin: Callable[[], None], end: Callable[[], None]) -> Record:
-    started = 0.0
-    watch.wait(lambda: _trained(watch, started, 4 * _WARM), _LONGEST)
-    undisturbed = _undisturbed(watch, started)
+    watch.wait(lambda: _trained(watch, 0.0, 4 * _WARM), _LONGEST)
+    undisturbed = _undisturbed(watch, 0.0)
     began = time.monotonic()
     begin()
     try:

@@ -206,30 +206,20 @@ def kept_table(found: Sequence[Record]) -> list[str]:
     measured = {
         (record["task"], record["interval"]): record for record in found if record["kind"] == KEPT
     }
-    rows, many = [], len(measured)  # without measured shares there is no column of them
+    rows = []
     for record in found:
         if record["kind"] != RESTART:
             continue
         for interval in (record["epoch"], record["often"]):
             run = measured.get((record["task"], interval))
-            rows.append(
-                [
-                    record["task"],
-                    str(interval),
-                    f"{1000 * record['step']:.0f}",
-                    f"{record['save']:.2f}",
-                    *(f"{computed_share(record, every, interval):.0%}" for every in EVERY),
-                    *(
-                        [f"{run['share']:.0%}, every {run['every']:g} min"]
-                        if run
-                        else [""]
-                        if many
-                        else []
-                    ),
-                ]
-            )
-    header = ["training", "steps between saves", "step, ms", "save, s"]
-    return table([*header, *_computed(), *["measured"][:many]], rows)
+            cells = [record["task"], str(interval)]
+            cells += [f"{1000 * record['step']:.0f}", f"{record['save']:.2f}"]
+            cells += [f"{computed_share(record, every, interval):.0%}" for every in EVERY]
+            if measured:
+                cells.append(f"{run['share']:.0%}, every {run['every']:g} min" if run else "")
+            rows.append(cells)
+    header = ["training", "steps between saves", "step, ms", "save, s", *_computed()]
+    return table([*header, "measured"] if measured else header, rows)
 
 
 def computed_share(record: Record, every: float, interval: int) -> float:

@@ -18,13 +18,10 @@ import simulated
 import tensorflow as tf
 from horovod_backend import initialize
 from simulated import WORKLOADS, Training
+from trainings import DIGITS, LARGE_TRANSFORMER, TEXT, TRANSFORMER
 
-WORKLOAD = {  # by task
-    "digits": "digits",
-    "text": "python",
-    "transformer": "transformer",
-    "large-transformer": "large-transformer",
-}
+WORKLOAD = {task.name: task.name for task in (DIGITS, TRANSFORMER, LARGE_TRANSFORMER)}
+WORKLOAD[TEXT.name] = "python"
 
 
 def sum_by_horovod(optimizer: keras.optimizers.Optimizer) -> None:

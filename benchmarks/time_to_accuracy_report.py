@@ -12,7 +12,7 @@ import numpy as np
 import pictures
 from losses import losses
 from output import table, times
-from trainings import Run
+from trainings import LARGE_TRANSFORMER, Run
 from turns import AUTO
 from worth_it import FEWER, Model, Steps
 
@@ -243,14 +243,14 @@ def speed_ups(setups: Sequence[Setup]) -> list[str]:
     return table((*_WHERE, *_COMPARED, f"{METHOD}, sooner than 16 bits"), rows)
 
 
-LARGE, LARGE_WEIGHTS = "large-transformer", 10.7e6
+LARGE_WEIGHTS = 10.7e6
 
 
 def large_transformer(setups: Sequence[Setup]) -> tuple[Model, dict[str, Steps]]:
     """Returns the large Transformer, and its measured steps with two workers, by link."""
     by_link, compute = {}, []
     for setup in setups:
-        if (setup["task"], setup["workers"], setup["delay"]) == (LARGE, 2, 0):
+        if (setup["task"], setup["workers"], setup["delay"]) == (LARGE_TRANSFORMER.name, 2, 0):
             seconds = {row["method"]: row["seconds of a step"] for row in setup["rows"]}
             dense = min(seconds[name] for name in REFERENCES[0] if name in seconds)
             cast = seconds.get(CAST, dense)

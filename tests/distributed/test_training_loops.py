@@ -89,12 +89,8 @@ def gradients_of(model, batch):
     return tape.gradient(loss, model.trainable_variables)
 
 
-def by_optimizer():
-    """`optimizer.apply` on local gradients."""
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model, optimizer = network(16), compressed(keras.optimizers.Adam(1e-2, epsilon=0.05))
-        optimizer.build(model.trainable_variables)
+def step_by(model, optimizer):
+    """A step that applies local gradients by the optimizer."""
 
     @tf.function
     def step(batch):
@@ -103,6 +99,16 @@ def by_optimizer():
 
         strategy.run(replica_step, [batch])
 
+    return step
+
+
+def by_optimizer():
+    """`optimizer.apply` on local gradients."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = network(16), compressed(keras.optimizers.Adam(1e-2, epsilon=0.05))
+        optimizer.build(model.trainable_variables)
+    step = step_by(model, optimizer)
     for batch in local_batches():
         step(batch)
     return {**values(model), "collectives": collectives(step, batch)}
@@ -114,17 +120,9 @@ def many_variables():
     with strategy.scope():
         model, optimizer = network(*[4] * 9), compressed(keras.optimizers.SGD(0.1))
         optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step(batch):
-        def replica_step(batch):
-            optimizer.apply(gradients_of(model, batch), model.trainable_variables)
-
-        strategy.run(replica_step, [batch])
-
     return {
         "variables": len(model.trainable_variables),
-        "collectives": collectives(step, next(local_batches())),
+        "collectives": collectives(step_by(model, optimizer), next(local_batches())),
     }
 
 
