@@ -119,7 +119,7 @@ def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saves")
     epoch, seen, stage = 1, {}, None
     for next_stage in [*STAGES, "none"]:
-        with Job(PROGRAM, 2, [folder, next_stage], grace=3) as job:
+        with Job(PROGRAM, 2, [folder, next_stage], grace=120) as job:  # kills end all at once
             workers = job.wait()
         if stage is not None:
             seen[stage] |= {
