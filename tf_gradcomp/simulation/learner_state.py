@@ -29,7 +29,7 @@ from tf_gradcomp.keras.local.rounds import (
     has_gradients_left,
     local_share,
 )
-from tf_gradcomp.keras_version import keras, keras_private
+from tf_gradcomp.keras_version import IS_KERAS_2, keras, keras_private
 
 Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]
 
@@ -65,6 +65,10 @@ class LearnersRounds:
         self._weights = [native(variable) for variable in self._variables]
         slots = [native(variable) for variable in keras_private.state_variables(model.optimizer)]
         self._swapped = [*self._weights, *slots]  # hold one learner's values at a time
+        # In graphs, because a step of a learner would else run some ops for each variable eagerly.
+        self._get = traced(functools.partial(read, self._swapped))
+        self._set = traced(functools.partial(assign, self._swapped))
+        self._whole = traced(self._whole_gradients)
         self._local: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []
         self._has_begun = False
@@ -94,12 +98,10 @@ class LearnersRounds:
             self._finite = True
             self._take_changes()
             self._begin()
-        assign(self._swapped, self._local[learner])
+        self._set(self._local[learner])
         loss, shares = gradients()
-        # The loss was divided by the number of learners; a local step needs the whole gradient.
-        local = [None if share is None else times(share, self._size) for share in shares]
+        local, finite = self._whole(shares)
         pairs = [(g, v) for g, v in zip(local, self._variables, strict=True) if g is not None]
-        finite = all_finite([gradient for gradient, _ in pairs])
         if has_gradients_left(self._exchange, learner, tf.constant(self._has_begun)):
             grads, variables = zip(*pairs, strict=True)
             # Residuals that synchronous steps left go into the learner's first local step.
@@ -109,14 +111,22 @@ class LearnersRounds:
         if not self._has_begun:
             forget_earlier_gradients(self._exchange, learner)
         self._finite = self._finite and bool(finite)
-        self._local[learner] = read(self._swapped)
+        self._local[learner] = self._get()
         return loss
+
+    def _whole_gradients(self, shares: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
+        """Returns whole gradients, and whether they are finite.
+
+        The loss was divided by the number of learners; a local step needs the whole gradient.
+        """
+        local = [None if share is None else times(share, self._size) for share in shares]
+        return local, all_finite([gradient for gradient in local if gradient is not None])
 
     def _take_changes(self) -> None:
         """Gives all learners what the program has set in the model since the last step."""
         if not self._local:
             return
-        for index, value in enumerate(read(self._swapped)):
+        for index, value in enumerate(self._get()):
             if not np.array_equal(value, self._local[0][index], equal_nan=True):
                 for local in self._local:
                     local[index] = value
@@ -124,7 +134,7 @@ class LearnersRounds:
     def _begin(self) -> None:
         fresh = set(range(len(self._fragments))) - self._begun_fragments
         if fresh:
-            common = read(self._swapped)
+            common = self._get()
             self._local = self._local or [common] * self._size
             self._start = self._start or common[: len(self._weights)]
             for index in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
@@ -157,7 +167,7 @@ class LearnersRounds:
         self._has_begun = True
         self._position += 1
         self._steps += 1
-        assign(self._swapped, self._local[0])
+        self._set(self._local[0])
         count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
         count, now = len(self._fragments), self._position
         due = [i for i in range(count) if due_after(i, count, self._length) == now]
@@ -194,7 +204,7 @@ class LearnersRounds:
         self._local = [
             [common.get(index, value) for index, value in enumerate(local)] for local in self._local
         ]
-        assign(self._swapped, self._local[0])
+        self._set(self._local[0])
         self._begun_fragments.remove(fragment)
         return reduced
 
@@ -226,6 +236,11 @@ def _merged(results: Sequence[StepResult]) -> StepResult:
     ]
     finite = tf.reduce_all([result.finite for result in results])
     return StepResult(gradients, finite, sent)
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Traces a function, with AutoGraph as in `fit`: Keras 3 converts nothing, which saves time."""
+    return tf.function(function, autograph=IS_KERAS_2, reduce_retracing=True)
 
 
 def read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

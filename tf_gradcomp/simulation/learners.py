@@ -44,7 +44,7 @@ from tf_gradcomp.keras_version import (
 )
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.private.tensorflow import counting_replicas
-from tf_gradcomp.simulation.learner_state import LearnersMoments, LearnersRounds
+from tf_gradcomp.simulation.learner_state import LearnersMoments, LearnersRounds, traced
 from tf_gradcomp.simulation.task import (
     Comparison,
     StepReport,
@@ -138,11 +138,11 @@ class Learners:
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         most = self.exchange.policy.max_dense_elements
         graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
-        self._traced_reduce = _traced(self._reduce) if graph else self._reduce
-        self._residual_norm = _traced(self._mean_residual_norm)
-        self._gradients = _traced(self._local_gradients)
-        self._apply_local = _traced(self._take_local_step)
-        self._apply = _traced(self._apply_reduced)
+        self._traced_reduce = traced(self._reduce) if graph else self._reduce
+        self._residual_norm = traced(self._mean_residual_norm)
+        self._gradients = traced(self._local_gradients)
+        self._apply_local = traced(self._take_local_step)
+        self._apply = traced(self._apply_reduced)
         keras_private.build(model.optimizer, model.trainable_variables)
         self._random_states: Any = []  # before the step
         self._independent: list[int] = []  # the tables with lookups of no batch
@@ -436,8 +436,3 @@ def _new_exchange(
 
 def _present(gradients: Sequence[Gradient]) -> list[int]:
     return [index for index, gradient in enumerate(gradients) if gradient is not None]
-
-
-def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces a function, with AutoGraph as in `fit`: Keras 3 converts nothing, which saves time."""
-    return tf.function(function, autograph=IS_KERAS_2, reduce_retracing=True)
