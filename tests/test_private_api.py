@@ -4,6 +4,7 @@ When a test here fails, a release of TensorFlow or Keras has changed what its na
 """
 
 import ast
+import contextlib
 import inspect
 import pkgutil
 import queue
@@ -243,6 +244,30 @@ def test_applying_at_once_sums_nothing(optimizer, monkeypatch):
     optimizer.apply([tf.ones(2)], [variable])
     assert calls == [1, 1]
     np.testing.assert_array_equal(variable.numpy(), [-3, -3])
+
+
+def test_applying_at_once_computes_the_learning_rate_once():
+    calls = []
+
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            calls.append(1)
+            return 0.5 ** keras.ops.cast(step, "float32")
+
+    def trained(context):
+        optimizer = keras.optimizers.AdamW(Halving(), weight_decay=0.1)
+        variables = [keras.Variable(np.ones(2, "float32")) for _ in range(3)]
+        optimizer.build(variables)
+        for _ in range(2):
+            with context(optimizer):
+                optimizer.apply([tf.constant([0.5, -2.0])] * 3, variables)
+        return [variable.numpy() for variable in variables]
+
+    by_keras = trained(lambda _: contextlib.nullcontext())
+    assert len(calls) > 2  # in each step once for each variable, and for the update
+    calls.clear()
+    np.testing.assert_array_equal(trained(keras_private.applying_at_once), by_keras)
+    assert len(calls) == 2
 
 
 def test_applying_at_once_does_not_accumulate(variable):

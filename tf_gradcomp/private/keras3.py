@@ -61,8 +61,9 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     optimizer also skips Keras' branches. To accumulate gradients, and to overwrite weights by their
     averages, Keras calls `merge_call` within a `tf.cond`, which no strategy allows. Keras would
     also accumulate, and undo a loss scale, a second time after the exchange. The counter counts
-    updates in this context, as the bias correction of Adam needs, and batches outside. Enter the
-    context across replicas, because the replicas of one process run in turn.
+    updates in this context, as the bias correction of Adam needs, and batches outside. A scheduled
+    learning rate is computed once; Keras traces its schedule again for each variable that decays.
+    Enter the context across replicas, because the replicas of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
@@ -74,8 +75,13 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     if steps:
         counter.assign(counter.value // steps)
     _applying.append(optimizer)
+    rate = optimizer.learning_rate
     try:
-        with with_methods(optimizer, _all_reduce_sum_gradients=lambda pairs: pairs):
+        with with_methods(
+            optimizer,
+            _all_reduce_sum_gradients=lambda pairs: pairs,
+            _get_current_learning_rate=lambda: rate,
+        ):
             yield
     finally:
         _applying.pop()
