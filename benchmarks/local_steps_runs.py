@@ -176,9 +176,10 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
             kinds.setdefault(tuple(record[key] for key in _KIND), []).append(record)
     rows = []
     for same in kinds.values():
-        goals = [dense[_of_seed(record)] for record in same]
         qualities = [record["quality"] for record in same]
-        quality, goal = statistics.mean(qualities), statistics.mean(goals)
+        quality = statistics.mean(qualities)
+        goals = {inner: _mean_goal(same, dense, inner) for inner in INNER}
+        goal = goals[same[0]["inner"]]
         rises = readings[same[0]["task"]].rises
         good = quality >= (1 - WITHIN) * goal if rises else quality <= (1 + WITHIN) * goal
         given, sent = (statistics.mean(one) for one in zip(*map(fewer_bytes, same), strict=True))
@@ -188,6 +189,7 @@ def compare(records: Sequence[Record], readings: Mapping[str, Task]) -> list[Rec
                 "seeds": len(same),
                 "qualities": qualities,
                 "quality": quality,
+                "goals": goals,
                 "difference": quality - goal,
                 "good": good,
                 "bytes": same[0]["dense_bytes"] / given,
@@ -212,6 +214,12 @@ def _best_dense(records: Sequence[Record], readings: Mapping[str, Task]) -> dict
         sign = 1 if readings[task].rises else -1
         best |= max(complete, key=lambda qualities: sign * statistics.mean(qualities.values()))
     return best
+
+
+def _mean_goal(same: Sequence[Record], dense: Mapping[tuple, float], inner: str) -> float | None:
+    """The mean quality of the best dense training by an optimizer, on the seeds of some records."""
+    goals = [dense.get(_of_seed({**record, "inner": inner})) for record in same]
+    return None if None in goals else statistics.mean(goals)
 
 
 def _of_seed(record: Record) -> tuple:
@@ -253,25 +261,19 @@ def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> 
     for place in tried:
         there = [row for row in rows if _run_length(row) == place and row["batch"] == 1]
         reading = readings[place[0]]
-        best = {inner: _best_quality(there, inner, reading) for inner in INNER}
         for row in there:
             many = str(row["learners"]) if row["steps"] > 1 else "any"
-            cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row)]
+            cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row), str(row["seeds"])]
             cells += [spread(row["qualities"], reading.digits)]
-            cells += [_behind(row["quality"], best[inner], reading) for inner in INNER]
+            cells += [_behind(row["quality"], row["goals"][inner], reading) for inner in INNER]
             body.append([*cells, times(row["times fewer sent"]) if row["steps"] > 1 else "1"])
     behind = [f"% behind {inner.capitalize()}, uncompressed" for inner in INNER]
-    head = ["task", "workers", "training", "quality", *behind, "times fewer bytes sent"]
+    head = ["task", "workers", "training", "seeds", "quality", *behind, "times fewer bytes sent"]
     return "\n".join(table(head, body))
 
 
 def _run_length(row: Record) -> tuple[str, int]:
     return row["task"], row["dense_steps"]
-
-
-def _best_quality(rows: Sequence[Record], inner: str, reading: Task) -> float | None:
-    dense = [row["quality"] for row in rows if row["steps"] == 1 and row["inner"] == inner]
-    return (max if reading.rises else min)(dense, default=None)
 
 
 def _behind(quality: float, best: float | None, reading: Task) -> str:

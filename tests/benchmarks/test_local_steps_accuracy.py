@@ -68,7 +68,7 @@ def test_rounds_by_muon_are_compared_with_both_dense_optimizers():
     ] == round(1.8 - 1.6, 6)
     lines = local_steps_runs.by_inner_optimizer(rows, READINGS).splitlines()
     assert len(lines) == 2 + 4  # digits have no run by Muon
-    assert "| 1.800 | -10.0 | +12.5 |" in lines[-1]
+    assert "| 1 | 1.800 | -10.0 | +12.5 |" in lines[-1]
 
 
 @pytest.mark.parametrize(("quality", "good"), [(2.02, "16"), (2.03, "none")])
