@@ -123,6 +123,23 @@ def test_all_state_is_loaded_into_any_number_of_replicas(tmp_path, form, saved_b
         np.testing.assert_array_equal(share, shares[0])
 
 
+def test_a_restored_residual_is_not_summed_over_the_replicas(tmp_path, monkeypatch):
+    trained_on(2).save_weights(tmp_path / "m.weights.h5")
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = build()
+    sums = []
+    reduce = strategy.reduce
+    monkeypatch.setattr(
+        strategy, "reduce", lambda *args, **kw: sums.append(1) or reduce(*args, **kw)
+    )
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert not sums  # each would be a collective
+    assert np.any(residual_sums(model)[0])
+    assert np.any(model.optimizer.exchange.residuals[0].numpy())
+    assert sums
+
+
 @pytest.mark.parametrize("compressor", ["adacomp", "lgreco(method='top_k')"])
 def test_a_job_with_a_loss_scale_resumes_from_a_job_without_one(tmp_path, compressor):
     """As under `mixed_float16`, where `compile` puts the loss scaler around the wrapper."""

@@ -210,9 +210,11 @@ class Saving:
         self.forget()
         self._assigned += 1
         self.hooks.abandon()
-        entry = self._summed.get(id(native(variable)))
-        # A strategy divides the value itself.
-        variable.assign(value / entry.group.size if entry and not entry.by_strategy else value)
+        target = native(variable)
+        entry = self._summed.get(id(target))
+        # A strategy divides the value itself. It would sum the new value over the workers to read it.
+        share = value / entry.group.size if entry and not entry.by_strategy else value
+        target.assign(share, read_value=False)
 
     def is_per_process(self, variable: Any) -> bool:
         """Whether each process has its own copy of a variable, without a strategy."""
