@@ -270,7 +270,8 @@ def step_times(setups: Sequence[Setup]) -> list[str]:
 
 
 def _place(setup: Setup) -> list[str]:
-    return [setup["task"], str(setup["workers"]), setup["link"]]
+    delay = f", {setup['delay']:g} ms each way" if setup["delay"] else ""
+    return [setup["task"], str(setup["workers"]), setup["link"] + delay]
 
 
 def _spread(ratios: Ratios) -> str:
