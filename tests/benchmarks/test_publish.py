@@ -172,7 +172,7 @@ def trained(**sooner_than_dense):
         for name, several in sooner_than_dense.items()
         for one in several
     ]
-    return {"task": "digits", "workers": 2, "link": "1 Gbit/s", "rows": rows}
+    return {"task": "digits", "workers": 2, "link": "1 Gbit/s", "delay": 0.0, "rows": rows}
 
 
 def test_a_run_that_never_reaches_the_goal_loses():
@@ -181,6 +181,8 @@ def test_a_run_that_never_reaches_the_goal_loses():
     assert row.startswith("| digits | 2 | 1 Gbit/s | 1.8 (1.6 to 2.0) | 6.0 (4.0 to 8.0) |")
     assert row.endswith("| 3.5 (2.0 to 5.0) |")
     assert report.step_times([setup])[2] == "| digits | 2 | 1 Gbit/s | 20.0 | 20.0 | 20.0 |  |"
+    (delayed,) = report.step_times([{**setup, "delay": 20.0}])[2:]
+    assert delayed.startswith("| digits | 2 | 1 Gbit/s, 20 ms each way |")
     text = report.count([setup, trained(cast=[0.5], adacomp=[0.4], qsgd=[0.6])])
     assert text[2:] == [
         "| cast | 1 of 2 |  |",
