@@ -23,6 +23,7 @@ from tf_gradcomp.exchange.gradients import (
 from tf_gradcomp.exchange.hooks import JobHooks
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import (
+    can_call_python,
     convert_restored,
     take_residuals,
     warn_of_lost_residuals,
@@ -241,9 +242,7 @@ class GradientExchange(tf.Module):
             Replica(self.setup, indices, communicator.local_replica)
             for communicator in communicators
         ]
-        # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
-        is_single = self.group.all_replicas.local_size == 1
-        by_python = is_single and not tf.config.list_logical_devices("GPU")
+        by_python = can_call_python(self.group)
         converted = convert_restored(replicas, inner, dense, by_python=by_python)
         local_replica = communicators[0].local_replica
         with tf.control_dependencies([converted]):

@@ -17,6 +17,7 @@ from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.private import tensorflow as tf_private
 
 _NOT_ADAM = (
@@ -57,6 +58,14 @@ def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[]
     # XLA cannot call Python: its code sees only state that was restored before the trace.
     with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
         tf.cond(tf.reduce_any(waits), warn, lambda: None)
+
+
+def can_call_python(group: Group) -> bool:
+    """Whether the graph of a step may convert state by Python.
+
+    Eager ops that cross devices wait for threads, which other replicas' steps may hold.
+    """
+    return group.all_replicas.local_size == 1 and not tf.config.list_logical_devices("GPU")
 
 
 def convert_restored(
@@ -109,6 +118,8 @@ def take_residuals(
     gradients: Gradients,
     scale: tf.Tensor | float = 1.0,
     inner: InnerState | None = None,
+    *,
+    by_python: bool = False,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Returns gradients plus a replica's residuals, which become zeros.
 
@@ -117,11 +128,13 @@ def take_residuals(
         gradients: All gradients of the replica.
         scale: The number by which the gradients will be divided, such as a loss scale.
         inner: If an earlier job kept second moments on its replicas, this optimizer gets them back.
+        by_python: As for `convert_restored`.
     """
-    convert_restored([replica], inner, [], by_python=False)
+    converted = convert_restored([replica], inner, [], by_python=by_python)
     positions = range(len(replica.indices))
-    gradients, remaining = replica.add_residuals(positions, gradients, scale)
-    replica.write_residuals(positions, [], all_finite(gradients), remaining)
+    with tf.control_dependencies([converted]):
+        gradients, remaining = replica.add_residuals(positions, gradients, scale)
+        replica.write_residuals(positions, [], all_finite(gradients), remaining)
     return gradients
 
 

@@ -212,7 +212,7 @@ class Saving:
         self.hooks.abandon()
         target = native(variable)
         entry = self._summed.get(id(target))
-        # A strategy divides the value itself. It would sum the new value over the workers to read it.
+        # A strategy divides the value itself, and would sum the new value to return it.
         share = value / entry.group.size if entry and not entry.by_strategy else value
         target.assign(share, read_value=False)
 

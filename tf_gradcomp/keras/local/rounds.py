@@ -24,7 +24,7 @@ from tf_gradcomp.exchange.gradients import (
     with_gradients_to_exchange,
 )
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.restored import take_residuals
+from tf_gradcomp.exchange.restored import can_call_python, take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.group import Group
@@ -346,7 +346,9 @@ class Rounds(Hook):
         def with_residuals() -> list[Any]:
             every = gradients_for_residuals(grads, variables, self._variables, finite)
             inner = self._optimizer.inner_state(self._variables, 0)
-            return take_residuals(self._replica, every, self._group.size, inner)
+            by_python = can_call_python(self._group)
+            size = self._group.size
+            return take_residuals(self._replica, every, size, inner, by_python=by_python)
 
         # No branch here has a collective, so workers may take different branches.
         has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
