@@ -31,7 +31,7 @@ import network_report
 import tensorflow as tf
 import turns
 from links import LOOPBACK, SPEEDS, UNSHAPED
-from output import processor, show
+from output import link_name, processor, show
 from placed import SETTINGS, malloc_option, measured_links, placed_job, shared_out_threads
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -228,8 +228,7 @@ class Bench:
 
     def _named(self, record: dict[str, Any]) -> dict[str, Any]:
         """Returns a record whose link's name has the delay."""
-        delay = f", {self._settings.delay:g} ms each way" if self._settings.delay else ""
-        return {**record, "link": record["link"] + delay}
+        return {**record, "link": link_name(record["link"], self._settings.delay)}
 
 
 def version(module: str, python: str = sys.executable) -> str:

@@ -57,6 +57,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
+def link_name(link: str, delay: float) -> str:
+    """Returns a link's name with its delay in milliseconds, if it has any."""
+    return f"{link}, {delay:g} ms each way" if delay else link
+
+
 def times(ratio: float) -> str:
     """Returns a ratio with as many decimals as it needs."""
     return f"{ratio:,.0f}" if ratio >= 20 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pictures
 from losses import losses
-from output import table, times
+from output import link_name, table, times
 from trainings import LARGE_TRANSFORMER, Run
 from turns import AUTO
 from worth_it import FEWER, Model, Steps
@@ -270,8 +270,7 @@ def step_times(setups: Sequence[Setup]) -> list[str]:
 
 
 def _place(setup: Setup) -> list[str]:
-    delay = f", {setup['delay']:g} ms each way" if setup["delay"] else ""
-    return [setup["task"], str(setup["workers"]), setup["link"] + delay]
+    return [setup["task"], str(setup["workers"]), link_name(setup["link"], setup["delay"])]
 
 
 def _spread(ratios: Ratios) -> str:

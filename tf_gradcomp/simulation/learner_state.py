@@ -65,7 +65,7 @@ class LearnersRounds:
         self._weights = [native(variable) for variable in self._variables]
         slots = [native(variable) for variable in keras_private.state_variables(model.optimizer)]
         self._swapped = [*self._weights, *slots]  # hold one learner's values at a time
-        # In graphs, because a step of a learner would else run some ops for each variable eagerly.
+        # Traced, because an eager step runs several ops for each variable.
         self._get = traced(functools.partial(read, self._swapped))
         self._set = traced(functools.partial(assign, self._swapped))
         self._whole = traced(self._whole_gradients)
@@ -101,8 +101,8 @@ class LearnersRounds:
         self._set(self._local[learner])
         loss, shares = gradients()
         local, finite = self._whole(shares)
-        pairs = [(g, v) for g, v in zip(local, self._variables, strict=True) if g is not None]
         if has_gradients_left(self._exchange, learner, tf.constant(self._has_begun)):
+            pairs = [(g, v) for g, v in zip(local, self._variables, strict=True) if g is not None]
             grads, variables = zip(*pairs, strict=True)
             # Residuals that synchronous steps left go into the learner's first local step.
             take(self._with_residuals(learner, grads, variables, finite))
