@@ -48,6 +48,16 @@ def test_whole_numbers_become_the_chiefs_after_local_steps(found):
     assert [worker["whole number"] for worker in found] == [10, 10]
 
 
+def test_random_slots_of_an_optimizer_begin_as_the_chiefs(found):
+    chief, other = (worker["slots"] for worker in found)
+    assert chief["drawn"] != other["drawn"]
+    assert [chief["begun"], other["begun"]] == [chief["drawn"]] * 2
+
+
+def test_slots_of_an_optimizer_are_compared_at_once(found):
+    assert all(worker["slots"]["events"] < worker["slots"]["variables"] for worker in found)
+
+
 def test_weights_that_differ_by_rounding_become_equal(found):
     first, second = (worker["rounding"] for worker in found)
     assert first["before"] != second["before"]
@@ -192,6 +202,27 @@ def main():
         before = mean.numpy().tolist()
         first.optimizer.synchronize(second)
         found["second model"] = {"before": before, "after": mean.numpy().tolist()}
+
+        class Noise(keras.optimizers.Adam):
+            """Begins with random moments, from no seed."""
+
+            def build(self, variables):
+                super().build(variables)
+                moment = self._momentums[0]
+                moment.assign(np.random.default_rng(RANK).normal(size=moment.shape))
+                self.drawn = moment.numpy().tolist()
+
+        kernels = [keras.Variable(np.ones(3, "float32"), name=f"kernel{i}") for i in range(20)]
+        optimizer = gc.CompressedOptimizer(Noise(), "no_compression")
+        before = strategy.progress.position()
+        optimizer.build(kernels)
+        inner = optimizer.inner_optimizer
+        found["slots"] = {
+            "drawn": inner.drawn,
+            "begun": inner._momentums[0].numpy().tolist(),
+            "variables": len(inner.variables),
+            "events": strategy.progress.position().events - before.events,
+        }
 
         model, seen = compiled(dense()), []
 

@@ -53,6 +53,15 @@ def train(strategy, layers=2, classes=3, optimizer=None, rows=64, call="fit", **
     return getattr(model, call)(x[:rows], y[:rows], batch_size=32, verbose=0, **fit_arguments)
 
 
+class MoreSlots(keras.optimizers.SGD):
+    """Has one more variable on a worker whose program is another version."""
+
+    def build(self, variables):
+        super().build(variables)
+        if ODD:
+            self.more = self.add_variable((3,), name="more")
+
+
 # For each method two settings that workers may not have side by side.
 C = gc.compressors
 METHODS = {
@@ -81,6 +90,7 @@ MODELS = {
             keras.optimizers.SGD(clipnorm=1.0 if ODD else 2.0)
         ),
     ),
+    "slots": lambda s: train(s, optimizer=lambda: gc.CompressedOptimizer(MoreSlots())),
     "reduction": lambda s: train(
         s, optimizer=lambda: gc.CompressedOptimizer("sgd", reduction="mean" if ODD else "sum")
     ),
@@ -136,6 +146,7 @@ def mismatches():
         ("classes", "(8, 4)"),
         ("inner optimizer", "inner optimizer's class: worker 0 has '\"Adam\"'"),
         ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
+        ("slots", "more: worker 0 has nothing, worker 1 has '(3,) float32'"),
         ("reduction", "reduction: worker 0 has 'sum', worker 1 has 'mean'"),
         ("wrapped", "creating variable"),
         ("policy", "max_dense_elements"),

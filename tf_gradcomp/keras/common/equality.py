@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.agreement import WorkersDisagreeError, describe, digest
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.means import sums_over_workers
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -121,6 +123,30 @@ def reconcile(
     different = [other_variables[i] for i in differing]
     average(group, [variable for variable in different if _is_float(variable)])
     _take_from_chief(group, [variable for variable in different if not _is_float(variable)])
+
+
+def build_optimizer(group: Group, optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates the variables of an optimizer, which workers compare all at once.
+
+    Two collectives for each variable would take seconds in a large model, and more on a link with a
+    long delay. Initial values that differ become the chief's. In a function that is being traced,
+    the values are not known yet, so each variable is compared by itself.
+
+    Raises:
+        WorkersDisagreeError: If the workers create different variables.
+    """
+    build = functools.partial(keras_private.build, optimizer, variables)
+    replicas = group.all_replicas
+    several = isinstance(replicas, StrategyGroup) and replicas.processes.size > 1
+    if not (several and tf.executing_eagerly()):
+        build()
+        return
+    assert isinstance(replicas, StrategyGroup)
+    replicas.create(build)
+    created = keras_private.state_variables(optimizer)
+    facts = {f"variable {path_of(v)}": f"{v.shape} {tf.as_dtype(v.dtype).name}" for v in created}
+    differing = compare(replicas, [], created, facts, "at the creation of an optimizer's variables")
+    _take_from_chief(replicas, [created[i] for i in differing])
 
 
 def compare(

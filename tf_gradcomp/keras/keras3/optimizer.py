@@ -20,7 +20,7 @@ from tf_gradcomp.exchange.gradients import (
 )
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.current import check_not_single_by_mistake, checked_replica_context
-from tf_gradcomp.keras.common import saved_state
+from tf_gradcomp.keras.common import equality, saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
@@ -120,7 +120,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         super().build(variables)
         self._build_exchange(variables)
         # There are two sets of accumulators, so that checkpoints fit any number of replicas.
-        self.inner_optimizer.build(variables)
+        equality.build_optimizer(self.group, self.inner_optimizer, variables)
         keras_private.decay_in_updates(self._core)
         steps = self._core.gradient_accumulation_steps
         if steps:
@@ -142,7 +142,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if outer is not None:
             if not self.passes_through():
                 check_created_in_scope(keras_private.step_counter(outer), "outer")
-            outer.build(variables)
+            equality.build_optimizer(self.group, outer, variables)
         units = self._residual_units
         self.rounds = new_rounds(settings, self.exchange, units, variables, self)
 
