@@ -19,6 +19,7 @@ import marked
 from soak import GRADCOMP, Log
 
 from tf_gradcomp.launch import LocalJob
+from tf_gradcomp.launch.job import PRELOAD_AFTER
 from tf_gradcomp.launch.processes import start_process
 
 PROGRAM = Path(marked.__file__)
@@ -26,6 +27,7 @@ WORKERS = 2
 EPOCH = "epoch"
 _POLL = 0.02  # seconds between two looks at the job
 _MANY = 10**6  # more restarts and epochs than any job has
+_IMPORTING = 20.0  # seconds that imports in advance may take
 _TAIL = 20  # lines of a job that has ended
 
 T = TypeVar("T")
@@ -40,17 +42,24 @@ class Task:
         arguments: Its arguments.
         epoch: The steps of an epoch.
         often: The steps between two saves, if it does not save after each epoch.
+        preload: Whether processes import Keras in advance for a restart.
     """
 
     program: str
     arguments: tuple[str, ...]
     epoch: int
     often: int
+    preload: bool = False
 
     def command(self, folder: Path, saves: str) -> list[str]:
         """Returns the program and its arguments."""
         steps = ("--epochs", str(_MANY), "--steps-per-epoch", str(self.epoch))
         return [str(PROGRAM), str(folder), saves, self.program, *self.arguments, *steps]
+
+    @property
+    def unprepared(self) -> float:
+        """The seconds after a start in which nothing may have been imported in advance."""
+        return PRELOAD_AFTER + _IMPORTING if self.preload else 0.0
 
     def interval(self, saves: str) -> int:
         """Returns the number of steps between two saves."""
@@ -61,8 +70,10 @@ _LARGE, _ROUNDS = ("--size", "large"), ("--local-steps", "16")
 TASKS = {
     "digits": Task("digits_cnn", (), epoch=200, often=50),
     "digits, rounds": Task("digits_cnn", _ROUNDS, epoch=200, often=50),
+    "digits, preloaded": Task("digits_cnn", (), epoch=200, often=50, preload=True),
     "transformer": Task("transformer_lm", _LARGE, epoch=100, often=20),
     "transformer, rounds": Task("transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20),
+    "transformer, preloaded": Task("transformer_lm", _LARGE, epoch=100, often=20, preload=True),
 }
 
 
@@ -87,11 +98,13 @@ class Restarted:
 
     Args:
         arguments: The program and its arguments.
+        preload: Whether processes import Keras in advance.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, preload: bool) -> None:
         self.said: list[tuple[float, str]] = []
         options = ["-n", str(WORKERS), "--max-restarts", str(_MANY), "--json"]  # all to stderr
+        options += ["--preload", "keras,tf_gradcomp"] if preload else []
         self._process = start_process([*GRADCOMP, "run", *options, *arguments], os.environ)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -191,7 +204,11 @@ def running(task: Task, saves: str, network: links.Network | None = None) -> Ite
     """
     with tempfile.TemporaryDirectory(prefix="gradcomp-faults-") as name:
         command = task.command(Path(name), saves)
-        job = Restarted(command) if network is None else Linked(command, network)
+        job: Job
+        if network is None:
+            job = Restarted(command, preload=task.preload)
+        else:
+            job = Linked(command, network)
         try:
             yield Watch(job, Path(name))
         finally:

@@ -73,11 +73,11 @@ def measure_restarts(task: Task, kills: int) -> Record:
     found: list[dict[str, float]] = []
     lost: list[int] = []
     paces: list[report.Pace] = []
-    since = time.monotonic()
     with running(task, str(interval)) as watch:
+        since = time.monotonic()
         for _ in range(kills):
-            half = _halfway(watch, since, interval)
-            watch.wait(half, _LONGEST)
+            watch.sleep(since + task.unprepared - time.monotonic())
+            watch.wait(_halfway(watch, since, interval), _LONGEST)
             paces.append(report.pace(_undisturbed(watch, since)))
             since = _kill(watch)
             _wait_for_restart(watch, since)
@@ -102,7 +102,7 @@ def _halfway(watch: Watch, since: float, interval: int) -> Callable[[], bool]:
         saved, step = (_last(watch, fact, since) for fact in ("saved", "step"))
         if not saved or not _trained(watch, since, _WARM):
             return False
-        return step["step"] - saved["saved"] >= interval // 2
+        return 0 <= step["step"] - saved["saved"] - interval // 2 < _WARM
 
     return condition
 

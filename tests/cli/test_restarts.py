@@ -1,11 +1,15 @@
 """Tests `gradcomp run --max-restarts`: jobs whose workers die are restarted, and continue."""
 
 import json
+import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import gradcomp, preloaded_gradcomp, program  # noqa: F401
+from tests.cli.test_run import ENV, gradcomp, preloaded_gradcomp, program  # noqa: F401
+from tests.workers import PYTHON, server
 
 
 def run(program, source, *options, workers=1):  # noqa: F811
@@ -96,3 +100,82 @@ def test_a_restarted_job_trains_as_one_whose_workers_live(program, tmp_path):  #
 def test_a_job_that_saves_nothing_gets_a_warning_at_the_start(program, tmp_path):  # noqa: F811
     _, log = train(program, tmp_path / "lived", "lives", "nothing")
     assert "gradcomp run would restart this job from zero" in log
+
+
+# `gradcomp`, which imports modules in advance as soon as the workers run.
+PRELOADING = """
+import sys
+from tf_gradcomp.launch import job
+job.PRELOAD_AFTER = 0.0
+from tf_gradcomp.cli.main import main
+sys.exit(main(prog_name="gradcomp"))
+"""
+
+
+def run_preloading(modules, *arguments, env=None, python=(sys.executable,)):
+    """Restarts a job once, with modules that are imported in advance."""
+    options = ["-n", "2", "--max-restarts", "1", "--preload", modules]
+    command = [*python, "-c", PRELOADING]
+    return gradcomp("run", *options, *arguments, command=command, env=env)
+
+
+DIES_ONCE = """
+print(f"[{os.environ['GRADCOMP_RESTARTS']}]", 'wave' in sys.modules, sys.argv[1:], sys.path[0])
+print(__name__, os.path.basename(__file__), repr(sys.stdin.read()), os.environ.get("MINE"))
+time.sleep(1.0)
+sys.exit(3 * (1 + index) if os.environ['GRADCOMP_RESTARTS'] == '1' else 1)
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_restarted_workers_have_modules_that_were_imported_in_advance(program, as_module):  # noqa: F811
+    path = Path(program(DIES_ONCE))
+    place = ["-m", path.stem] if as_module else [str(path)]
+    env = {"PYTHONPATH": f"{path.parent}:{ENV['PYTHONPATH']}", "MINE": "a\\n'b'"}
+    done = run_preloading("wave,json", *place, "x y", "--z", env=env)
+    folder = os.getcwd() if as_module else str(path.parent)
+    for restart, imported in ((0, False), (1, True)):
+        line = f"[{restart}] {imported} ['x y', '--z'] {folder}\n"
+        assert [f"[worker {i}] {line}" in done.stdout for i in range(2)] == [True, True], done
+    assert done.stdout.count("__main__ program.py '' a\\n'b'\n") == 4
+    assert done.returncode in (3, 6)  # of the worker that died first
+
+
+def test_a_worker_starts_without_a_module_that_cannot_be_imported_in_advance(program):  # noqa: F811
+    done = run_preloading("json.nothing", program(DIES_ONCE))
+    assert done.stdout.count("[1] False") == 2
+    assert (
+        "gradcomp: --preload failed, so a worker starts without it: ModuleNotFoundError: No module "
+        "named 'json.nothing'\n" in done.stderr
+    )
+
+
+def test_a_module_that_is_not_there_is_refused(program):  # noqa: F811
+    done = run_preloading("keras,no_such_module", program("print('ran')"))
+    assert done.returncode == 2
+    assert "--preload: there is no module 'no_such_module' here." in done.stderr
+    assert "ran" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["-n", "1"], "--preload is for restarts; give --max-restarts, too."),
+        (["-H", "host1,host2", "--max-restarts", "1"], "-H: leave out --preload; modules"),
+    ],
+)
+def test_modules_are_imported_in_advance_only_for_restarts_here(program, options, reason):  # noqa: F811
+    done = gradcomp("run", *options, "--preload", "keras", program("print('ran')"))
+    assert done.returncode == 2
+    assert reason in " ".join(done.stderr.split())
+
+
+def test_a_job_trains_the_same_with_keras_imported_in_advance(program, tmp_path):  # noqa: F811
+    lived, _ = train(program, tmp_path / "lived", "lives", "saves")
+    (tmp_path / "died").mkdir()
+    arguments = [program(TRAINING), str(tmp_path / "died"), "dies", "saves"]
+    arguments = ["keras,tf_gradcomp", "--output", "chief", *arguments]
+    done = run_preloading(*arguments, env={"PRELOADED": server(0)}, python=PYTHON)
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1.\n" in done.stderr
+    assert done.stdout == lived

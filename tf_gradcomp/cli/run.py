@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from tf_gradcomp.launch import (
 )
 from tf_gradcomp.launch.job import GRACE, report_end, run_job, run_with_restarts
 from tf_gradcomp.launch.output import echo
+from tf_gradcomp.launch.preload import Preloaded
 
 # The options that a job cannot have, each with the reason or the way out.
 NOT_UNDER_SCHEDULER = {
@@ -39,6 +41,7 @@ NOT_WITH_HOSTS = {
     "-n": "each host has a number of workers, as in host1:2",
     "--horovod": "start ranks of Horovod on hosts by horovodrun --gloo -H",
     "--gpus-per-worker": "start one worker on each host; it takes all GPUs of its host",
+    "--preload": "modules are imported in advance only on this machine",
 }
 _NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_rank()"}
 
@@ -110,6 +113,13 @@ _NOT_WITH_HOROVOD = {"--gpus-per-worker": "ranks choose their GPU by hvd.local_r
     "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
+    "--preload",
+    metavar="MODULE,...",
+    help="Import these modules in advance for a restart, in a process for each worker. Restarted "
+    "workers do not wait for the import, and find what the modules then read from the environment. "
+    "Usually: --preload keras,tf_gradcomp.",
+)
+@click.option(
     "--gpus-per-worker",
     type=click.IntRange(min=1),
     metavar="N",
@@ -146,6 +156,7 @@ def run(
     grace: float,
     timeout: float | None,
     max_restarts: int,
+    preload: str | None,
     gpus_per_worker: int | None,
     compressor: str | None,
     horovod: bool,
@@ -176,9 +187,11 @@ def run(
         "-n": workers,
         "-H": hosts,
         "--max-restarts": max_restarts,
+        "--preload": preload,
         "--gpus-per-worker": gpus_per_worker,
         "--horovod": horovod,
     }
+    modules = _modules_in(preload, max_restarts)
     rank = find_rank()
     if rank and not rank.is_alone:
         refuse(options, NOT_UNDER_SCHEDULER, rank.description)
@@ -233,13 +246,15 @@ def run(
                 rank=rank if addresses else None,
                 addresses=addresses,
                 connections=connections,
+                preloaded=preloaded,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
 
     shown_tails = output == "all"
-    results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
+    with Preloaded(modules, workers) if modules else contextlib.nullcontext() as preloaded:
+        results = run_with_restarts(run_once, max_restarts, timeout, shown_tails=shown_tails)
     report_end(results[-1], shown_tails=shown_tails)
     if as_json:
         runs = [
@@ -250,6 +265,20 @@ def run(
     if results[-1].exit_code == 0:
         end_rank()
     sys.exit(results[-1].exit_code)
+
+
+def _modules_in(preload: str | None, max_restarts: int) -> list[str]:
+    """Returns the modules of the option `--preload`."""
+    if preload is None:
+        return []
+    if not max_restarts:
+        raise click.UsageError("--preload is for restarts; give --max-restarts, too.")
+    modules = preload.split(",")
+    for module in modules:
+        package = module.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            raise click.UsageError(f"--preload: there is no module {module!r} here.")
+    return modules
 
 
 def refuse(options: Mapping[str, object], refused: Mapping[str, str], reason: str) -> None:

@@ -22,6 +22,7 @@ from tf_gradcomp.launch.output import (
     echo,
     table_width,
 )
+from tf_gradcomp.launch.preload import Preloaded
 from tf_gradcomp.launch.processes import PASSED_SIGNALS, THIS_MACHINE, LocalJob
 from tf_gradcomp.launch.resources import malloc_settings
 from tf_gradcomp.launch.result import JobResult
@@ -34,6 +35,7 @@ GRACE = 5.0  # seconds
 _TAIL_LINES = 10
 _LONGEST_TIMER = 1e8  # seconds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PRELOAD_AFTER = 30.0  # seconds in which the workers start, and need the processors
 
 
 def run_job(
@@ -48,6 +50,7 @@ def run_job(
     rank: Rank | None = None,
     addresses: Sequence[str] | None = None,
     connections: Sequence[Connection] | None = None,
+    preloaded: Preloaded | None = None,
     tf_config: bool = True,
     all_to_stderr: bool = False,
     verbose: bool = False,
@@ -66,6 +69,7 @@ def run_job(
         rank: The rank of the only worker in a scheduler's job.
         addresses: The addresses of all workers of the job; by default they are on this machine.
         connections: The connections to the workers' hosts, which also have their addresses.
+        preloaded: Processes that become the workers. New ones are started once the workers run.
         tf_config: As for `LocalJob`.
         all_to_stderr: Whether stdout stays free for other output.
         verbose: Whether to show the lines that `Quiet` would omit.
@@ -118,6 +122,7 @@ def run_job(
             worker_env=worker_env,
             tf_config=tf_config and not addresses,
             connections=connections,
+            preloaded=preloaded,
             first=first,
             on_line=shown.line,
             on_progress=shown.progress,
@@ -128,6 +133,8 @@ def run_job(
         signals.pass_to(job, shown)
         while job.step():
             shown.show_suppressed()
+            if preloaded and job.seconds > PRELOAD_AFTER:
+                preloaded.start(env)
         return job.run()  # reads the rest of the pipes
 
 

@@ -21,6 +21,7 @@ from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import make_tf_config
 
 if TYPE_CHECKING:
+    from tf_gradcomp.launch.preload import Preloaded
     from tf_gradcomp.launch.ssh import Connection
 
 # How long one poll of the workers waits for output, and thus how late a worker's end may be
@@ -151,6 +152,7 @@ class LocalJob:
             exec NAME`; it must become the command, or pass its signals, output and exit code on.
         hosts: The name by which other workers reach each worker, if it is not `localhost`.
         connections: The connections to the hosts of the workers, if they are not processes here.
+        preloaded: Processes that become the workers, as far as there are any.
         first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.
         on_progress: Called like `on_line`, with the state of a line that is being redrawn.
@@ -179,6 +181,7 @@ class LocalJob:
         worker_prefix: Sequence[Sequence[str]] | None = None,
         hosts: Sequence[str] | None = None,
         connections: Sequence[Connection] | None = None,
+        preloaded: Preloaded | None = None,
         first: int = 0,
         on_line: LineHook | None = None,
         on_progress: LineHook | None = None,
@@ -226,7 +229,8 @@ class LocalJob:
                     connections[index].start_worker(worker_command, variables)
                     worker = _Worker(first + index, connections[index].process, connections[index])
                 else:
-                    process = start_process(worker_command, variables)
+                    taken = preloaded.take(worker_command, variables) if preloaded else None
+                    process = taken or start_process(worker_command, variables)
                     worker = _Worker(first + index, process, None)
                 self._workers.append(worker)
                 for stream, pipe in worker.pipes.items():

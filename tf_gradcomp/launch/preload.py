@@ -1,0 +1,84 @@
+"""Processes that import modules in advance, and become the workers of a restarted job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from tf_gradcomp.launch.output import echo
+from tf_gradcomp.launch.processes import start_process
+
+# Run by a process in advance. Its input has the worker's variables, and its arguments as for
+# `python`: a program, or -m and a module.
+_PROGRAM = """
+import importlib, json, os, runpy, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+work = json.loads(sys.stdin.readline() or sys.exit())
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.environ.clear()
+os.environ.update(work["variables"])
+sys.argv = work["arguments"]
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    sys.path[0] = os.getcwd()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Preloaded:
+    """Processes that have imported modules and wait to become workers.
+
+    Use it as a context manager, which ends those that still wait.
+
+    Args:
+        modules: The names of the modules.
+        workers: The number of processes.
+    """
+
+    def __init__(self, modules: Sequence[str], workers: int) -> None:
+        self._modules = modules
+        self._workers = workers
+        self._waiting: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Preloaded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._waiting:
+            _end(process)
+
+    def start(self, variables: Mapping[str, str]) -> None:
+        """Starts the processes that are missing, with these environment variables."""
+        command = [sys.executable, "-c", _PROGRAM, *self._modules]
+        while len(self._waiting) < self._workers:
+            self._waiting.append(start_process(command, variables, stdin=subprocess.PIPE))
+
+    def take(
+        self, command: Sequence[str], variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes] | None:
+        """Returns a process that now runs a command of this Python; None if no process waits."""
+        work = {"variables": dict(variables), "arguments": list(command[1:])}
+        while self._waiting:
+            process = self._waiting.pop()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # a module could not be imported
+                process.stdin.write(json.dumps(work).encode() + b"\n")
+                process.stdin.close()
+                if process.poll() is None:
+                    return process
+            *_, reason = _end(process).decode(errors="replace").splitlines() or [""]
+            echo(f"gradcomp: --preload failed, so a worker starts without it: {reason}", err=True)
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> bytes:
+    """Kills a process; returns what it wrote to stderr."""
+    process.kill()
+    return process.communicate()[1]
