@@ -39,11 +39,18 @@ def keras_version() -> str:
     return importlib.import_module(package).__version__
 
 
-def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Compares `facts` over all processes of a job; see `Processes.agree`."""
-    processes = facts_if_different(facts, all_gather)
+def compare(
+    facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor], value: str = ""
+) -> bool:
+    """Compares `facts` over all processes of a job; see `Processes.agree`.
+
+    Returns:
+        Whether `value` is equal on all processes, too.
+    """
+    processes, is_equal = _compared(facts, value, all_gather)
     if processes is not None:
         raise WorkersDisagreeError(describe(processes))
+    return is_equal
 
 
 def facts_if_different(
@@ -53,13 +60,27 @@ def facts_if_different(
 
     `all_gather` gathers a small tensor of each process along axis 0.
     """
-    text = json.dumps(facts, sort_keys=True)
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    return _compared(facts, "", all_gather)[0]
+
+
+def _compared(
+    facts: Mapping[str, Any], value: str, all_gather: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[list[dict[str, Any]] | None, bool]:
+    """Returns what `facts_if_different` and `compare` return.
+
+    Their collectives have one shape, because processes that differ may compare different things.
+    """
+    text = json.dumps(facts, sort_keys=True).encode()
     with tf.device("CPU:0"):
-        digests = all_gather(tf.constant([digest], tf.int64)).numpy()
-        if np.all(digests == digests[0]):
-            return None
-        return [json.loads(facts_json) for facts_json in gather_bytes(text.encode(), all_gather)]
+        rows = all_gather(tf.constant([[_number(text), _number(value.encode())]], tf.int64))
+        facts_equal, is_equal = np.all(rows.numpy() == rows.numpy()[0], 0)
+        if facts_equal:
+            return None, bool(is_equal)
+        return [json.loads(row) for row in gather_bytes(text, all_gather)], bool(is_equal)
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
 
 
 def digest(values: np.ndarray) -> str:
@@ -148,6 +169,10 @@ class Processes:
                 "train."
             )
 
+    def agree_and_share(self, facts: Mapping[str, Any], value: np.ndarray) -> bool:
+        """Compares `facts` as `agree` does; returns whether all have the same value, too."""
+        return self.size == 1 or compare(facts, self.gather, digest(value))
+
     def facts_if_different(self, facts: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Returns the facts of all processes, which wait for each other; None if all are equal."""
         return None if self.size == 1 else facts_if_different(facts, self.gather)
@@ -176,7 +201,7 @@ class Processes:
             return gather_bytes(local_data, self.gather)[0]
 
 
-def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
+def _ends_within(seconds: float | None, exchange: Callable[[], Any]) -> bool:
     """Returns whether `exchange` ends in time; `seconds=None` sets no limit.
 
     An error of `exchange` is raised. Horovod itself has no time limit. TensorFlow's limit aborts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ class CheckedVariables:
     def __init__(self, group: StrategyGroup) -> None:
         self._group = group
         self._checking = self._agreed = False
+        self._shared: Any = None  # the newest initial value, if all workers have the same
         strategy = group.strategy
         tf_private.broadcast_no_empty_variables(strategy)
         tf_private.on_initial_values(strategy, self._chief_value)
@@ -59,13 +60,21 @@ class CheckedVariables:
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
+            known = value if hasattr(value, "numpy") and value.dtype != tf.string else None
             with tf.init_scope():  # legacy optimizers create some while a step is traced
-                self._group.processes.agree({"next action": f"creating variable {variable}"})
+                self._compare({"next action": f"creating variable {variable}"}, known)
             return value
 
         # TensorFlow moves an initial value out of a function if it depends on no argument of that.
         with tf.control_dependencies(None):
             return next_creator(**{**kwargs, "initial_value": checked})
+
+    def _compare(self, facts: Mapping[str, Any], value: Any) -> None:
+        """Compares facts, and in the same collective the initial value if it is known."""
+        if value is None:
+            self._group.processes.agree(facts)
+        elif self._group.processes.agree_and_share(facts, value.numpy()):
+            self._shared = value
 
     def _colocate_checked(self, variable: Any) -> Any:
         """Creates a slot of an optimizer as TensorFlow does, with a helpful error."""
@@ -77,6 +86,9 @@ class CheckedVariables:
         self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
         """Returns the chief's initial value of a variable of any dtype."""
+        if value is self._shared:
+            self._shared = None
+            return value
         if value.dtype != tf.string:
             return bitcast.decoded(broadcast(bitcast.encoded(value)), value.dtype)
         known = tf.get_static_value(value)
