@@ -30,7 +30,7 @@ from tf_gradcomp.cli.main import main
 sys.exit(main(prog_name="gradcomp"))
 """
 COMMAND = [sys.executable, "-c", ENTRY]
-_UNSET = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL")
+_UNSET = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL", "PYTHONUNBUFFERED")
 ENV = {name: value for name, value in os.environ.items() if name not in _UNSET} | {
     "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1])
 }

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tf_gradcomp.launch.output import echo
-from tf_gradcomp.launch.processes import start_process
+from tf_gradcomp.launch.processes import UNBUFFERED, start_process
 
 # Run by a process in advance. Its input has the worker's variables, and its arguments as for
 # `python`: a program, or -m and a module.
@@ -22,12 +22,14 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.environ.clear()
 os.environ.update(work["variables"])
 sys.argv = work["arguments"]
-if sys.argv[0] == "-m":
+is_module = sys.argv[0] == "-m"
+if is_module:
     del sys.argv[0]
-    sys.path[0] = os.getcwd()
+if not sys.flags.safe_path:
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(sys.argv[0]))
+if is_module:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 else:
-    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -58,7 +60,8 @@ class Preloaded:
         """Starts the processes that are missing, with these environment variables."""
         command = [sys.executable, "-c", _PROGRAM, *self._modules]
         while len(self._waiting) < self._workers:
-            self._waiting.append(start_process(command, variables, stdin=subprocess.PIPE))
+            process = start_process(command, UNBUFFERED | dict(variables), stdin=subprocess.PIPE)
+            self._waiting.append(process)
 
     def take(
         self, command: Sequence[str], variables: Mapping[str, str]

@@ -34,6 +34,8 @@ _DEFAULT_GRACE = 5.0
 # How long a worker's own children may keep writing after the worker itself has ended.
 _LAST_OUTPUT = 1.0
 THIS_MACHINE = "localhost"
+# The last words of a killed worker must not be lost in its buffer.
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 # Run in front of each worker: asks Linux to kill the worker when the launcher dies for any reason,
 # and becomes the worker's program. (A `preexec_fn` would run between fork and exec, which is not
@@ -216,8 +218,7 @@ class LocalJob:
         self._selector = selectors.DefaultSelector()
         self._ports = ReservedPorts(hosts or [THIS_MACHINE] * workers)
         self._started = time.monotonic()
-        # Unbuffered: the last words of a killed worker must not be lost in its buffer.
-        env = {"PYTHONUNBUFFERED": "1", **(os.environ if env is None else env)}
+        env = UNBUFFERED | dict(os.environ if env is None else env)
         try:
             for index in range(workers):
                 worker_command = [*(worker_prefix[index] if worker_prefix else ()), *command]
