@@ -48,6 +48,11 @@ def test_whole_numbers_become_the_chiefs_after_local_steps(found):
     assert [worker["whole number"] for worker in found] == [10, 10]
 
 
+def test_a_variable_whose_rows_are_in_another_order_becomes_the_chiefs(found):
+    """The rows are as long as a table's that the chief and the other worker shuffle differently."""
+    assert [worker["rows"] for worker in found] == [list(range(64))] * 2
+
+
 def test_random_slots_of_an_optimizer_begin_as_the_chiefs(found):
     chief, other = (worker["slots"] for worker in found)
     assert chief["drawn"] != other["drawn"]
@@ -202,6 +207,10 @@ def main():
         before = mean.numpy().tolist()
         first.optimizer.synchronize(second)
         found["second model"] = {"before": before, "after": mean.numpy().tolist()}
+
+        rows = np.repeat(np.arange(64.0, dtype="float32")[:, np.newaxis], 2048, axis=1)
+        table = tf.Variable(rows[::-1] if RANK else rows)
+        found["rows"] = table.numpy()[:, 0].tolist()
 
         class Noise(keras.optimizers.Adam):
             """Begins with random moments, from no seed."""

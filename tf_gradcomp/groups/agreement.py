@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_COLUMNS = 1024  # of 64-bit words; their sums fit into a core's cache
+# Of 64-bit words; their sums fit into a core's cache. The number is prime, because a table whose
+# rows are in another order has equal sums if the length of a row is a multiple of it.
+_COLUMNS = 1021
 
 
 class WorkersDisagreeError(RuntimeError):
