@@ -119,7 +119,7 @@ def run_preloading(modules, *arguments, env=None, python=(sys.executable,)):
     return gradcomp("run", *options, *arguments, command=command, env=env)
 
 
-DIES_ONCE = """
+DIES = """
 print(f"[{os.environ['GRADCOMP_RESTARTS']}]", 'wave' in sys.modules, sys.argv[1:], sys.path[0])
 print(__name__, os.path.basename(__file__), repr(sys.stdin.read()), os.environ.get("MINE"))
 time.sleep(1.0)
@@ -129,7 +129,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_restarted_workers_have_modules_that_were_imported_in_advance(program, as_module):  # noqa: F811
-    path = Path(program(DIES_ONCE))
+    path = Path(program(DIES))
     place = ["-m", path.stem] if as_module else [str(path)]
     env = {"PYTHONPATH": f"{path.parent}:{ENV['PYTHONPATH']}", "MINE": "a\\n'b'"}
     done = run_preloading("wave,json", *place, "x y", "--z", env=env)
@@ -142,7 +142,7 @@ def test_restarted_workers_have_modules_that_were_imported_in_advance(program, a
 
 
 def test_a_worker_starts_without_a_module_that_cannot_be_imported_in_advance(program):  # noqa: F811
-    done = run_preloading("json.nothing", program(DIES_ONCE))
+    done = run_preloading("json.nothing", program(DIES))
     assert done.stdout.count("[1] False") == 2
     assert (
         "gradcomp: --preload failed, so a worker starts without it: ModuleNotFoundError: No module "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -135,14 +134,15 @@ def build_optimizer(group: Group, optimizer: Any, variables: Sequence[Any]) -> N
     Raises:
         WorkersDisagreeError: If the workers create different variables.
     """
-    build = functools.partial(keras_private.build, optimizer, variables)
     replicas = group.all_replicas
-    several = isinstance(replicas, StrategyGroup) and replicas.processes.size > 1
-    if not (several and tf.executing_eagerly()):
-        build()
+    if (
+        not isinstance(replicas, StrategyGroup)
+        or replicas.processes.size == 1
+        or not tf.executing_eagerly()
+    ):
+        keras_private.build(optimizer, variables)
         return
-    assert isinstance(replicas, StrategyGroup)
-    replicas.create(build)
+    replicas.create(lambda: keras_private.build(optimizer, variables))
     created = keras_private.state_variables(optimizer)
     facts = {f"variable {path_of(v)}": f"{v.shape} {tf.as_dtype(v.dtype).name}" for v in created}
     differing = compare(replicas, [], created, facts, "at the creation of an optimizer's variables")
