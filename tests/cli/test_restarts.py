@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.test_run import ENV, gradcomp, preloaded_gradcomp, program  # noqa: F401
 from tests.workers import PYTHON, server
+from tf_gradcomp.launch.preload import Preloaded
 
 
 def run(program, source, *options, workers=1):  # noqa: F811
@@ -148,6 +149,15 @@ def test_a_worker_starts_without_a_module_that_cannot_be_imported_in_advance(pro
         "gradcomp: --preload failed, so a worker starts without it: ModuleNotFoundError: No module "
         "named 'json.nothing'\n" in done.stderr
     )
+
+
+def test_a_process_that_was_killed_while_it_waited_becomes_no_worker():
+    with Preloaded(["json"], workers=1) as preloaded:
+        preloaded.start(os.environ)
+        (process,) = preloaded._waiting
+        process.kill()
+        process.wait()
+        assert preloaded.take([sys.executable, "-c", ""], os.environ) is None
 
 
 def test_a_module_that_is_not_there_is_refused(program):  # noqa: F811

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tf_gradcomp.launch.output import echo
 from tf_gradcomp.launch.processes import UNBUFFERED, start_process
 
 # Run by a process in advance. Its input has the worker's variables, and its arguments as for
@@ -16,7 +15,11 @@ from tf_gradcomp.launch.processes import UNBUFFERED, start_process
 _PROGRAM = """
 import importlib, json, os, runpy, sys
 for name in sys.argv[1:]:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        text = "gradcomp: --preload failed, so a worker starts without it:"
+        print(f"{text} {type(error).__name__}: {error}", file=sys.stderr)
 work = json.loads(sys.stdin.readline() or sys.exit())
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.environ.clear()
@@ -71,17 +74,14 @@ class Preloaded:
         while self._waiting:
             process = self._waiting.pop()
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # a module could not be imported
+            with contextlib.suppress(BrokenPipeError):  # something has killed the process
                 process.stdin.write(json.dumps(work).encode() + b"\n")
                 process.stdin.close()
-                if process.poll() is None:
-                    return process
-            *_, reason = _end(process).decode(errors="replace").splitlines() or [""]
-            echo(f"gradcomp: --preload failed, so a worker starts without it: {reason}", err=True)
+                return process
+            _end(process)
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> bytes:
-    """Kills a process; returns what it wrote to stderr."""
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    return process.communicate()[1]
+    process.communicate()  # closes its pipes, and waits
