@@ -11,6 +11,14 @@ from tests.ranks import RANK
 from tf_gradcomp.keras.local.rounds import measures_of_rounds
 
 
+def _as_tensors(gradient):
+    """Returns a gradient, or slices, of arrays as one of tensors."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.constant(gradient)
+    parts = (gradient.values, gradient.indices, gradient.dense_shape)
+    return tf.IndexedSlices(*map(tf.constant, parts))
+
+
 class Trained:
     """Variables of zeros with an optimizer, and steps on given gradients."""
 
@@ -32,7 +40,7 @@ class Trained:
         @tf.function(autograph=False)
         def step(grads):
             scale = self.applies.scale_loss(tf.constant(1.0))
-            local = [scale * gradient for gradient in grads]
+            local = [tf.math.scalar_mul(scale, gradient) for gradient in grads]
             strategy.run(lambda: self.applies.apply(local, self.variables[: len(local)]))
 
         self.step = step
@@ -40,7 +48,7 @@ class Trained:
     def on(self, steps):
         """Takes a step on each list of gradients."""
         for step_gradients in steps:
-            self.step([tf.constant(gradient) for gradient in step_gradients[RANK]])
+            self.step(list(map(_as_tensors, step_gradients[RANK])))
         return self
 
     def checkpoint(self):

@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.bounds import adam_bound, rounding, training
@@ -53,8 +54,15 @@ def _with_a_nan_on_worker_1(worker_gradients):
     worker_gradients[1][0][0, 0] = np.nan
 
 
+def _with_slices_of_the_first_variable(worker_gradients):
+    for tensors in worker_gradients:
+        shape = SHAPES[0]
+        tensors[0] = tf.IndexedSlices(tensors[0], np.arange(shape[0]), np.array(shape))
+
+
 WARM_UPS = {
     "whole": gradients(8),
+    "slices": _first_local_step(_with_slices_of_the_first_variable),
     "not finite": _first_local_step(_with_a_nan_on_worker_1),
     "missing": _first_local_step(_without_the_second_variable),
 }

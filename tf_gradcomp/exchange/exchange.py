@@ -23,7 +23,6 @@ from tf_gradcomp.exchange.gradients import (
 from tf_gradcomp.exchange.hooks import JobHooks
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.restored import (
-    can_call_python,
     convert_restored,
     take_residuals,
     warn_of_lost_residuals,
@@ -242,8 +241,7 @@ class GradientExchange(tf.Module):
             Replica(self.setup, indices, communicator.local_replica)
             for communicator in communicators
         ]
-        by_python = can_call_python(self.group)
-        converted = convert_restored(replicas, inner, dense, by_python=by_python)
+        converted = convert_restored(replicas, inner, dense, by_python=True)
         local_replica = communicators[0].local_replica
         with tf.control_dependencies([converted]):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.warned_of_lost_residuals)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -14,10 +13,10 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL
+from tf_gradcomp.exchange.calls import call_in_python
 from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.setup import Setup
-from tf_gradcomp.groups.group import Group
 from tf_gradcomp.private import tensorflow as tf_private
 
 _NOT_ADAM = (
@@ -32,8 +31,6 @@ _LOST = (
     "or with gc.compressors.Auto([both])."
 )
 _LOG = tf.get_logger()
-
-Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[], bool]) -> None:
@@ -60,14 +57,6 @@ def warn_of_lost_residuals(setup: Setup, local_replica: int, warned: Callable[[]
         tf.cond(tf.reduce_any(waits), warn, lambda: None)
 
 
-def can_call_python(group: Group) -> bool:
-    """Whether the graph of a step may convert state by Python.
-
-    Eager ops that cross devices wait for threads, which other replicas' steps may hold.
-    """
-    return group.all_replicas.local_size == 1 and not tf.config.list_logical_devices("GPU")
-
-
 def convert_restored(
     replicas: Sequence[Replica],
     inner: InnerState | None,
@@ -77,10 +66,15 @@ def convert_restored(
 ) -> tf.Tensor:
     """Converts restored state if the job that saved it had other settings.
 
-    With `by_python`, a graph calls Python to convert. The graph of a step is then much smaller,
-    because most steps convert nothing; but XLA cannot call Python. Returns a tensor that is
-    computed once the state is converted, because TensorFlow does not order Python's writes before
-    the reads of a graph.
+    Args:
+        replicas: The replicas of this process.
+        inner: The inner optimizer's state, if it has second moments.
+        preconditioned: The positions of the gradients that are divided from now on.
+        by_python: Whether a graph may call Python to convert, which XLA cannot.
+
+    Returns:
+        A tensor that is computed once the state is converted, because TensorFlow does not order
+        Python's writes before the reads of a graph.
     """
     first, *_ = replicas
     setup = first.setup
@@ -88,15 +82,17 @@ def convert_restored(
     takes = [setup.preconditioner is not None and index in preconditioned for index in every]
     scale = first.residual_scale
     taken, scales = first.fact(facts.moments_taken), first.fact(facts.residual_scale)
-    convert_gradients: Convert = functools.partial(_convert_gradients_state, replicas, inner, takes)
-    if by_python and not tf.executing_eagerly():
-        convert_gradients = _called_by_graph(convert_gradients)
+    convert_gradients = functools.partial(_convert_gradients_state, replicas, inner, takes)
 
     def convert() -> tf.Tensor:
         if inner is None:
             _refuse_divided(first)
         updates = tf.constant(0, tf.int64) if inner is None else inner.updates
-        since = convert_gradients(scale / scales, taken, updates)
+        arguments, result = (scale / scales, taken, updates), tf.TensorSpec(len(takes), tf.int64)
+        if by_python:
+            since = call_in_python(setup.group, convert_gradients, arguments, result)
+        else:
+            since = convert_gradients(*arguments)
         with tf.control_dependencies([since]):
             for replica in replicas:
                 for name in setup.job_state_in_gradient_units:
@@ -118,8 +114,6 @@ def take_residuals(
     gradients: Gradients,
     scale: tf.Tensor | float = 1.0,
     inner: InnerState | None = None,
-    *,
-    by_python: bool = False,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Returns gradients plus a replica's residuals, which become zeros.
 
@@ -128,30 +122,13 @@ def take_residuals(
         gradients: All gradients of the replica.
         scale: The number by which the gradients will be divided, such as a loss scale.
         inner: If an earlier job kept second moments on its replicas, this optimizer gets them back.
-        by_python: As for `convert_restored`.
     """
-    converted = convert_restored([replica], inner, [], by_python=by_python)
+    converted = convert_restored([replica], inner, [], by_python=False)
     positions = range(len(replica.indices))
     with tf.control_dependencies([converted]):
         gradients, remaining = replica.add_residuals(positions, gradients, scale)
         replica.write_residuals(positions, [], all_finite(gradients), remaining)
     return gradients
-
-
-def _called_by_graph(convert: Convert) -> Convert:
-    """Returns a function that has a graph call `convert`, by one node."""
-    strategy = tf.distribute.get_strategy()
-    across_replicas = tf.distribute.in_cross_replica_context()
-
-    def eagerly(*arrays: np.ndarray) -> np.ndarray:
-        with strategy.scope() if across_replicas else contextlib.nullcontext():
-            return convert(*map(tf.constant, arrays)).numpy()
-
-    def call(*tensors: tf.Tensor) -> tf.Tensor:
-        since = tf.numpy_function(eagerly, tensors, tf.int64)
-        return tf.ensure_shape(since, tensors[0].shape)
-
-    return call
 
 
 def _convert_gradients_state(

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.compressors.base import GRADIENT_UNITS, RESIDUAL, Hook
+from tf_gradcomp.exchange.calls import call_in_python
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import (
     all_finite,
@@ -24,7 +25,7 @@ from tf_gradcomp.exchange.gradients import (
     with_gradients_to_exchange,
 )
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.restored import can_call_python, take_residuals
+from tf_gradcomp.exchange.restored import take_residuals
 from tf_gradcomp.exchange.state import assign, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.group import Group
@@ -343,13 +344,7 @@ class Rounds(Hook):
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
 
-        def with_residuals() -> list[Any]:
-            every = gradients_for_residuals(grads, variables, self._variables, finite)
-            inner = self._optimizer.inner_state(self._variables, 0)
-            by_python = can_call_python(self._group)
-            size = self._group.size
-            return take_residuals(self._replica, every, size, inner, by_python=by_python)
-
+        with_residuals = functools.partial(self._with_residuals, grads, variables, finite)
         # No branch here has a collective, so workers may take different branches.
         has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
         if list(map(id, variables)) == list(map(id, self._variables)):
@@ -366,6 +361,22 @@ class Rounds(Hook):
         count_skip(self._exchange.skipped_steps, finite)
         self._end_due(position)
         return finite
+
+    def _with_residuals(
+        self, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
+    ) -> list[Any]:
+        """Returns gradients plus the residuals of synchronous steps, for all variables."""
+
+        def add(gradients: Sequence[Any], finite: tf.Tensor, updates: tf.Tensor) -> list[Any]:
+            every = gradients_for_residuals(gradients, variables, self._variables, finite)
+            inner = self._optimizer.inner_state(self._variables, 0)
+            inner = inner and dataclasses.replace(inner, updates=updates)
+            return take_residuals(self._replica, every, self._group.size, inner)
+
+        gradient_by_id = dict(zip(map(id, variables), grads, strict=True))
+        results = [_spec(gradient_by_id.get(id(v)), v) for v in self._variables]
+        arguments = (list(grads), finite, self._optimizer.inner_updates())
+        return call_in_python(self._group, add, arguments, results)
 
     def _set_length(self, begins: tf.Tensor) -> None:
         """Sets the number of steps of a cycle that begins now."""
@@ -434,8 +445,13 @@ class Rounds(Hook):
 
     def _reset_overflowed_slots(self) -> None:
         """Resets momentum that has overflowed, so that a worker can return to finite weights."""
-        for slot in map(self._local, self._optimizer.inner_slots()):
-            slot.assign(finite_or_zero(slot.read_value()))
+
+        def reset() -> tf.Tensor:
+            for slot in map(self._local, self._optimizer.inner_slots()):
+                slot.assign(finite_or_zero(slot.read_value()))
+            return tf.constant(True)
+
+        call_in_python(self._group, reset, [], tf.TensorSpec([], tf.bool))
 
     def _finish_on_all(self, index: int) -> None:
         fragment = self._state.fragments[index]
@@ -531,6 +547,14 @@ class Rounds(Hook):
             self._in_weight_units.assign(False)
 
         tf.cond(self._in_weight_units, give, lambda: None)
+
+
+def _spec(gradient: tf.Tensor | tf.IndexedSlices | None, variable: Any) -> tf.TypeSpec:
+    """Returns the spec of a variable's gradient plus its residual."""
+    if isinstance(gradient, tf.IndexedSlices):
+        indices, shape = gradient.indices, gradient.dense_shape
+        return tf.IndexedSlicesSpec(variable.shape, gradient.dtype, indices.dtype, shape.dtype)
+    return tf.TensorSpec(variable.shape, variable.dtype if gradient is None else gradient.dtype)
 
 
 def measures_of_rounds(optimizer: Any) -> dict[str, float]:
