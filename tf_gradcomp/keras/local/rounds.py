@@ -245,6 +245,8 @@ class Rounds(Hook):
         self.exchanges = PeriodicReduce(self._local(exchange.step))
         # Models whose variables were made equal on all workers since the latest step.
         self._equal: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Functions, so that the graph of a step and `finish` share one trace of a round's end.
+        self._end_round = tf.function(self._end_of, autograph=False)
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.register([], [self._local(self._state.position)])
         exchange.hooks.add(self)
@@ -397,8 +399,11 @@ class Rounds(Hook):
         for index, fragment in enumerate(fragments):
             fragment.steps.assign_add(1)
             due = tf.equal(now, due_after(index, len(fragments), length))
-            tf.cond(due, functools.partial(self._end, fragment), lambda: None)
+            tf.cond(due, functools.partial(self._end_round, index), lambda: None)
         position.assign(tf.where(tf.less(now, length), now, tf.zeros_like(now)))
+
+    def _end_of(self, index: int) -> None:
+        self._end(self._state.fragments[index])
 
     def _end(self, fragment: Fragment) -> None:
         strategy = tf.distribute.get_strategy()
@@ -454,10 +459,8 @@ class Rounds(Hook):
         call_in_python(self._group, reset, [], tf.TensorSpec([], tf.bool))
 
     def _finish_on_all(self, index: int) -> None:
-        fragment = self._state.fragments[index]
-
         def on_replica() -> None:
-            tf.distribute.get_replica_context().merge_call(lambda strategy: self._end(fragment))
+            tf.distribute.get_replica_context().merge_call(lambda _: self._end_round(index))
 
         self._group.strategy.run(on_replica)
 
