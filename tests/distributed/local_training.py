@@ -38,17 +38,19 @@ class Trained:
             self.applies.build(self.variables)
 
         @tf.function(autograph=False)
-        def step(grads):
-            scale = self.applies.scale_loss(tf.constant(1.0))
-            local = [tf.math.scalar_mul(scale, gradient) for gradient in grads]
-            strategy.run(lambda: self.applies.apply(local, self.variables[: len(local)]))
+        def take(steps):
+            for grads in steps:
+                scale = self.applies.scale_loss(tf.constant(1.0))
+                local = [tf.math.scalar_mul(scale, gradient) for gradient in grads]
+                strategy.run(self.applies.apply, (local, self.variables[: len(local)]))
 
-        self.step = step
+        self.take = take
 
-    def on(self, steps):
+    def on(self, steps, in_one_graph=False):
         """Takes a step on each list of gradients."""
-        for step_gradients in steps:
-            self.step(list(map(_as_tensors, step_gradients[RANK])))
+        own = [list(map(_as_tensors, step_gradients[RANK])) for step_gradients in steps]
+        for steps_of_graph in [own] if in_one_graph else [[step] for step in own]:
+            self.take(steps_of_graph)
         return self
 
     def checkpoint(self):

@@ -112,6 +112,25 @@ def _warm_up(steps):
     return {"warm": seen[0], "end": seen[1]}
 
 
+def in_one_graph():
+    """A warm-up, and a momentum that overflows on worker 1, by one call for each step and by one
+    call for all steps."""
+    steps = gradients(8)
+    steps[3][1][1][0] = 1e38
+    seen = {}
+    for case, settings in (
+        ("rounds", {"steps": 3, "warmup_steps": 2}),
+        ("fragments", {"steps": 2, "fragments": 2}),
+    ):
+        make = lambda settings=settings: gc.LocalSteps(**settings)  # noqa: E731
+        inner = lambda: keras.optimizers.SGD(4.0, momentum=0.5)  # noqa: E731
+        jobs = [Trained("top_k(density=0.1)", make, inner) for _ in range(2)]
+        seen[case] = [
+            job.on(steps, one).seen() for job, one in zip(jobs, (False, True), strict=True)
+        ]
+    return seen
+
+
 def momentum(folder):
     """Takes synchronous steps, which leave a velocity of gradients, and then rounds, also in a new
     job."""
@@ -355,6 +374,15 @@ def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
         assert_equal(whole, [-RATE * one for one in total])
 
 
+@pytest.mark.parametrize("case", ["rounds", "fragments"])
+def test_steps_in_one_graph_are_those_of_one_call_each(jobs, case):
+    for job in jobs:
+        single, together = job["in_one_graph"][case]
+        assert together == single
+        assert np.isfinite(np_arrays(together["values"])[0]).all()
+    assert jobs[1]["in_one_graph"][case][0]["skipped"] > 0
+
+
 @pytest.mark.parametrize("case", ["warm-up", "resumed"])
 def test_velocity_of_gradients_does_not_move_weights_in_rounds(jobs, case):
     steps = gradients(8)
@@ -579,6 +607,7 @@ if __name__ == "__main__":
                     averages,
                     with_momentum,
                     warm_up,
+                    in_one_graph,
                     decays,
                     not_finite,
                     accumulates,

@@ -17,8 +17,8 @@ def call_in_python(
 ) -> Any:
     """Calls a function of tensors; if it can, a graph does so by one node, which traces faster.
 
-    TensorFlow does not order Python's writes to variables before the reads of a graph, so these
-    must wait for the results.
+    TensorFlow does not know which variables Python reads and writes. So the call must wait for the
+    graph's earlier writes, and later reads and writes for the results.
 
     Args:
         group: The replicas.

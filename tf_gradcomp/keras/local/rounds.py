@@ -339,30 +339,53 @@ class Rounds(Hook):
             A bool scalar, whether the worker's gradients were finite.
         """
         position = self._local(self._state.position)
-        self._set_length(begins=tf.equal(position, 0))
+        begins = tf.equal(position, 0)
+        self._set_length(begins)
         self.count_step()
         for fragment in self._state.fragments:
             fragment.begin()
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
+        # The next parts wait for each other, also across steps in one graph: TensorFlow does not
+        # know which variables Python reads and writes.
+        with tf.control_dependencies([begins]):
+            taken = self._take(grads, variables, finite, take)
+        tf.cond(
+            self._in_weight_units, lambda: None, lambda: forget_earlier_gradients(self._exchange)
+        )
+        self._in_weight_units.assign(True)
+        count_skip(self._exchange.skipped_steps, finite)
+        with tf.control_dependencies([taken]):
+            self._end_due(position)
+        return finite
+
+    def _take(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        finite: tf.Tensor,
+        take: Callable[[Sequence[Any], Sequence[Any]], None],
+    ) -> tf.Tensor:
+        """Takes the inner optimizer's step, if gradients are finite; returns a tensor to wait for.
+
+        If synchronous steps have left residuals, they are added.
+        """
+
+        def update(gradients: Sequence[Any], updated: Sequence[Any]) -> tf.Tensor:
+            take(gradients, updated)
+            return tf.constant(True)
+
+        def update_if(takes: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
+            return tf.cond(takes, lambda: update(gradients, variables), lambda: tf.constant(False))
 
         with_residuals = functools.partial(self._with_residuals, grads, variables, finite)
         # No branch here has a collective, so workers may take different branches.
         has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
         if list(map(id, variables)) == list(map(id, self._variables)):
             gradients = tf.cond(has_delayed, with_residuals, lambda: grads)
-            takes = tf.logical_or(has_delayed, finite)
-            tf.cond(takes, lambda: take(gradients, variables), lambda: None)
-        else:
-            take_finite = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
-            tf.cond(has_delayed, lambda: take(with_residuals(), self._variables), take_finite)
-        tf.cond(
-            self._in_weight_units, lambda: None, lambda: forget_earlier_gradients(self._exchange)
-        )
-        self._in_weight_units.assign(True)
-        count_skip(self._exchange.skipped_steps, finite)
-        self._end_due(position)
-        return finite
+            return update_if(tf.logical_or(has_delayed, finite), gradients)
+        update_all = lambda: update(with_residuals(), self._variables)  # noqa: E731
+        return tf.cond(has_delayed, update_all, lambda: update_if(finite, grads))
 
     def _with_residuals(
         self, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
@@ -395,15 +418,18 @@ class Rounds(Hook):
         length = self._local(self._state.length).read_value()
         with tf.control_dependencies([position.assign_add(1)]):
             now = position.read_value()
-        fragments = self._state.fragments
+        fragments, ended = self._state.fragments, []
         for index, fragment in enumerate(fragments):
             fragment.steps.assign_add(1)
             due = tf.equal(now, due_after(index, len(fragments), length))
-            tf.cond(due, functools.partial(self._end_round, index), lambda: None)
-        position.assign(tf.where(tf.less(now, length), now, tf.zeros_like(now)))
+            end = functools.partial(self._end_round, index)
+            ended.append(tf.cond(due, end, lambda: tf.constant(False)))
+        with tf.control_dependencies(ended):
+            position.assign(tf.where(tf.less(now, length), now, tf.zeros_like(now)))
 
-    def _end_of(self, index: int) -> None:
+    def _end_of(self, index: int) -> tf.Tensor:
         self._end(self._state.fragments[index])
+        return tf.constant(True)
 
     def _end(self, fragment: Fragment) -> None:
         strategy = tf.distribute.get_strategy()
