@@ -83,7 +83,7 @@ def scheduled():
     for settings in (gc.LocalSteps([(0, 1), (2, 3)]), gc.LocalSteps(rising, warmup_steps=2)):
         trained = Trained("no_compression", lambda settings=settings: settings)
         trained.on(gradients(8)).optimizer.synchronize()
-        seen.append({**trained.seen(), "traces": trained.step.experimental_get_tracing_count()})
+        seen.append({**trained.seen(), "traces": trained.take.experimental_get_tracing_count()})
     return seen
 
 
