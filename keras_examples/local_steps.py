@@ -13,13 +13,17 @@ import tf_gradcomp as gc
 
 SEQUENCE = 64  # characters
 WIDTH = 128
-STEPS_PER_EPOCH = 64  # a multiple of 16: a round ends at the end of an epoch, too
+ROUND = 16  # steps between two exchanges
+BATCH = 32
+EPOCHS = 2
 
 strategy = gc.MultiWorkerMirroredStrategy()
 keras.utils.set_random_seed(0)
 text = "".join(pydoc_data.topics.topics.values()).encode("ascii", "ignore")  # Python's help
 codes = np.frombuffer(text, np.uint8).astype("int32")
 rows = len(codes) // SEQUENCE - 1
+rows -= rows % (BATCH * ROUND)  # an epoch has whole rounds, because its end also ends a round
+steps = EPOCHS * rows // BATCH
 x = codes[: rows * SEQUENCE].reshape(rows, SEQUENCE)
 y = codes[1 : rows * SEQUENCE + 1].reshape(rows, SEQUENCE)  # one character later
 
@@ -50,9 +54,14 @@ with strategy.scope():
     model.compile(
         optimizer=gc.CompressedOptimizer(
             # Each worker has its own state of this one. The last layer is AdamW's.
-            AttentionMuon(0.004, exclude_layers=["logits"]),
+            AttentionMuon(
+                keras.optimizers.schedules.CosineDecay(
+                    0.0, steps - steps // 20, warmup_target=0.016, warmup_steps=steps // 20
+                ),
+                exclude_layers=["logits"],
+            ),
             compressor="cast",
-            local_steps=16,
+            local_steps=ROUND,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -60,9 +69,8 @@ with strategy.scope():
 model.fit(
     x,
     y,
-    batch_size=32,
-    epochs=8,
-    steps_per_epoch=STEPS_PER_EPOCH,
+    batch_size=BATCH,
+    epochs=EPOCHS,
     callbacks=[gc.callbacks.CompressionMonitor()],  # logs rounds and drift
     verbose=2 if gc.is_chief(strategy) else 0,
 )
