@@ -255,11 +255,12 @@ def several_seeds(rows: Sequence[Record], readings: Mapping[str, Task], seeds: i
 
 
 def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
-    """The table of the trainings that Muon has been tried on, with those by Adam."""
+    """The table of all training by Muon, with uncompressed training by Adam."""
     tried = dict.fromkeys(_run_length(row) for row in rows if row["inner"] == "muon")
     body = []
     for place in tried:
         there = [row for row in rows if _run_length(row) == place and row["batch"] == 1]
+        there = [row for row in there if row["inner"] == "muon" or row["steps"] == 1]
         reading = readings[place[0]]
         for row in there:
             many = str(row["learners"]) if row["steps"] > 1 else "any"
@@ -280,7 +281,8 @@ def _behind(quality: float, best: float | None, reading: Task) -> str:
     """Returns by how many percent a quality is worse than the best one."""
     if best is None:
         return ""
-    return f"{(-100 if reading.rises else 100) * (quality - best) / best:+.1f}"
+    percent = (-100 if reading.rises else 100) * (quality - best) / best
+    return f"{round(percent, 1) + 0.0:+.1f}"  # no -0.0
 
 
 def _named(row: Record) -> str:
