@@ -260,9 +260,10 @@ def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> 
     body = []
     for place in tried:
         there = [row for row in rows if _run_length(row) == place and row["batch"] == 1]
-        there = [row for row in there if row["inner"] == "muon" or row["steps"] == 1]
         reading = readings[place[0]]
         for row in there:
+            if row["steps"] > 1 and row["inner"] != "muon":
+                continue
             many = str(row["learners"]) if row["steps"] > 1 else "any"
             cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row), str(row["seeds"])]
             cells += [spread(row["qualities"], reading.digits)]
@@ -281,8 +282,7 @@ def _behind(quality: float, best: float | None, reading: Task) -> str:
     """Returns by how many percent a quality is worse than the best one."""
     if best is None:
         return ""
-    percent = (-100 if reading.rises else 100) * (quality - best) / best
-    return f"{round(percent, 1) + 0.0:+.1f}"  # no -0.0
+    return f"{(-100 if reading.rises else 100) * (quality - best) / best:+z.1f}"
 
 
 def _named(row: Record) -> str:

@@ -384,8 +384,11 @@ class Rounds(Hook):
         if list(map(id, variables)) == list(map(id, self._variables)):
             gradients = tf.cond(has_delayed, with_residuals, lambda: grads)
             return update_if(tf.logical_or(has_delayed, finite), gradients)
-        update_all = lambda: update(with_residuals(), self._variables)  # noqa: E731
-        return tf.cond(has_delayed, update_all, lambda: update_if(finite, grads))
+        return tf.cond(
+            has_delayed,
+            lambda: update(with_residuals(), self._variables),
+            lambda: update_if(finite, grads),
+        )
 
     def _with_residuals(
         self, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
