@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import ENV, gradcomp, preloaded_gradcomp, program  # noqa: F401
+from tests.cli.test_run import (
+    ENV,
+    gradcomp,
+    preloaded_gradcomp,
+    program,  # noqa: F401
+    write_program,
+)
 from tests.workers import PYTHON, server
 from tf_gradcomp.launch.preload import Preloaded
 
@@ -80,27 +86,30 @@ print([value.tolist() for value in model.get_weights()])
 """
 
 
-def train(program, folder, *args):  # noqa: F811
+def train(folder, *args):
     """Trains on two workers that may be restarted; returns the chief's weights, and its log."""
-    folder.mkdir()
     options = ["--output", "chief", "--max-restarts", "1"]
-    path = program(TRAINING)
+    path = write_program(folder, TRAINING)
     done = preloaded_gradcomp("run", "-n", "2", *options, path, str(folder), *args)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
 
-def test_a_restarted_job_trains_as_one_whose_workers_live(program, tmp_path):  # noqa: F811
-    died, log = train(program, tmp_path / "died", "dies", "saves")
-    lived, _ = train(program, tmp_path / "lived", "lives", "saves")
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    """Returns the weights and the log of a job whose workers live, and which saves nothing."""
+    return train(tmp_path_factory.mktemp("lived"), "lives", "nothing")
+
+
+def test_a_restarted_job_trains_as_one_whose_workers_live(tmp_path, lived):
+    died, log = train(tmp_path, "dies", "saves")
     assert "worker 1 died first" in log
     assert "restart 1 of 1.\n" in log
-    assert died == lived
+    assert died == lived[0]
 
 
-def test_a_job_that_saves_nothing_gets_a_warning_at_the_start(program, tmp_path):  # noqa: F811
-    _, log = train(program, tmp_path / "lived", "lives", "nothing")
-    assert "gradcomp run would restart this job from zero" in log
+def test_a_job_that_saves_nothing_gets_a_warning_at_the_start(lived):
+    assert "gradcomp run would restart this job from zero" in lived[1]
 
 
 # `gradcomp`, which imports modules in advance as soon as the workers run.
@@ -180,12 +189,10 @@ def test_modules_are_imported_in_advance_only_for_restarts_here(program, options
     assert reason in " ".join(done.stderr.split())
 
 
-def test_a_job_trains_the_same_with_keras_imported_in_advance(program, tmp_path):  # noqa: F811
-    lived, _ = train(program, tmp_path / "lived", "lives", "saves")
-    (tmp_path / "died").mkdir()
-    arguments = [program(TRAINING), str(tmp_path / "died"), "dies", "saves"]
+def test_a_job_trains_the_same_with_keras_imported_in_advance(tmp_path, lived):
+    arguments = [write_program(tmp_path, TRAINING), str(tmp_path), "dies", "saves"]
     arguments = ["keras,tf_gradcomp", "--output", "chief", *arguments]
     done = run_preloading(*arguments, env={"PRELOADED": server(0)}, python=PYTHON)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1.\n" in done.stderr
-    assert done.stdout == lived
+    assert done.stdout == lived[0]

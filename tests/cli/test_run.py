@@ -1,5 +1,6 @@
 """`gradcomp run` as a user starts it."""
 
+import functools
 import json
 import os
 import pty
@@ -38,20 +39,19 @@ quick = pytest.mark.quick("gradcomp run")
 STARTS = "gradcomp: starting {}"
 
 
+def write_program(folder, source):
+    """Writes a worker program, which knows its `index`; returns its path."""
+    path = folder / "program.py"
+    path.write_text(
+        "import json, os, sys, time\n"
+        "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n" + textwrap.dedent(source)
+    )
+    return str(path)
+
+
 @pytest.fixture
 def program(tmp_path):
-    """Writes a worker program; it knows its `index`."""
-
-    def write(source):
-        path = tmp_path / "program.py"
-        path.write_text(
-            "import json, os, sys, time\n"
-            "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-            + textwrap.dedent(source)
-        )
-        return str(path)
-
-    return write
+    return functools.partial(write_program, tmp_path)
 
 
 def gradcomp(*args, env=None, cwd=None, timeout=300, command=COMMAND):
