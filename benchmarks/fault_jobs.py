@@ -74,6 +74,9 @@ TASKS = {
     "transformer": Task("transformer_lm", _LARGE, epoch=100, often=20),
     "transformer, rounds": Task("transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20),
     "transformer, preloaded": Task("transformer_lm", _LARGE, epoch=100, often=20, preload=True),
+    "transformer, rounds, preloaded": Task(
+        "transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20, preload=True
+    ),
 }
 
 
