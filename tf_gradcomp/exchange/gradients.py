@@ -92,7 +92,11 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | t
 def times(gradient: tf.Tensor | tf.IndexedSlices, factor: int) -> tf.Tensor | tf.IndexedSlices:
     """A gradient multiplied by a whole number."""
     values = _values(gradient)
-    return _with_values(gradient, values * tf.cast(factor, values.dtype))
+    # Grappler multiplies earlier factors instead. If the constant waited for the gradient, as all
+    # in a merge call does, the graph would then have a cycle.
+    with tf.control_dependencies(None):
+        number = tf.constant(factor, values.dtype)
+    return _with_values(gradient, values * number)
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:

@@ -544,7 +544,8 @@ class Rounds(Hook):
         """Assigns the common weights on all workers."""
         for index, fragment in enumerate(self._state.fragments):
             if fragment.has_begun:
-                self._finish(index)
+                # Calls of `_finish` would log that it is traced too often, once for each fragment.
+                self._finish.get_concrete_function(index)()
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[None]:
