@@ -92,8 +92,8 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | t
 def times(gradient: tf.Tensor | tf.IndexedSlices, factor: int) -> tf.Tensor | tf.IndexedSlices:
     """A gradient multiplied by a whole number."""
     values = _values(gradient)
-    # Grappler multiplies earlier factors instead. If the constant waited for the gradient, as all
-    # in a merge call does, the graph would then have a cycle.
+    # Grappler may move the factor to an earlier product. A constant that a merge call creates waits
+    # for the gradients, so the graph would then have a cycle.
     with tf.control_dependencies(None):
         number = tf.constant(factor, values.dtype)
     return _with_values(gradient, values * number)

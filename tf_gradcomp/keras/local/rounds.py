@@ -544,7 +544,7 @@ class Rounds(Hook):
         """Assigns the common weights on all workers."""
         for index, fragment in enumerate(self._state.fragments):
             if fragment.has_begun:
-                # Calls of `_finish` would log that it is traced too often, once for each fragment.
+                # Each fragment has a trace of its own. Calls would log a warning of so many.
                 self._finish.get_concrete_function(index)()
 
     @contextlib.contextmanager
