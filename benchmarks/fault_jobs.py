@@ -66,17 +66,24 @@ class Task:
         return self.epoch if saves == EPOCH else int(saves)
 
 
-_LARGE, _ROUNDS = ("--size", "large"), ("--local-steps", "16")
+def _in_rounds(task: Task) -> Task:
+    return dataclasses.replace(task, arguments=(*task.arguments, "--local-steps", "16"))
+
+
+def _preloaded(task: Task) -> Task:
+    return dataclasses.replace(task, preload=True)
+
+
+_DIGITS = Task("digits_cnn", (), epoch=200, often=50)
+_TRANSFORMER = Task("transformer_lm", ("--size", "large"), epoch=100, often=20)
 TASKS = {
-    "digits": Task("digits_cnn", (), epoch=200, often=50),
-    "digits, rounds": Task("digits_cnn", _ROUNDS, epoch=200, often=50),
-    "digits, preloaded": Task("digits_cnn", (), epoch=200, often=50, preload=True),
-    "transformer": Task("transformer_lm", _LARGE, epoch=100, often=20),
-    "transformer, rounds": Task("transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20),
-    "transformer, preloaded": Task("transformer_lm", _LARGE, epoch=100, often=20, preload=True),
-    "transformer, rounds, preloaded": Task(
-        "transformer_lm", (*_LARGE, *_ROUNDS), epoch=100, often=20, preload=True
-    ),
+    "digits": _DIGITS,
+    "digits, rounds": _in_rounds(_DIGITS),
+    "digits, preloaded": _preloaded(_DIGITS),
+    "transformer": _TRANSFORMER,
+    "transformer, rounds": _in_rounds(_TRANSFORMER),
+    "transformer, preloaded": _preloaded(_TRANSFORMER),
+    "transformer, rounds, preloaded": _preloaded(_in_rounds(_TRANSFORMER)),
 }
 
 
