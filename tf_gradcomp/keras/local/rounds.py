@@ -544,7 +544,7 @@ class Rounds(Hook):
         """Assigns the common weights on all workers."""
         for index, fragment in enumerate(self._state.fragments):
             if fragment.has_begun:
-                # Each fragment has a trace of its own. Calls would log a warning of so many.
+                # Each fragment has a trace. TensorFlow warns of many only if `_finish` is called.
                 self._finish.get_concrete_function(index)()
 
     @contextlib.contextmanager
