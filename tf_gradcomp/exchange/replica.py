@@ -252,7 +252,7 @@ class ReplicaStep:
             else None
             for gradient, spec in pairs
         ]
-        dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
+        dense = [_ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
         inputs = dataclasses.replace(inputs, gradients=dense)
         begins = None if unseen is None else _begin(dense, unseen)
         waits = tf.convert_to_tensor(residuals_wait)
@@ -318,6 +318,11 @@ class ReplicaStep:
         settings = compressor.settings_in_force(self.inputs)
         fingerprint = compressor.fingerprint(self.inputs.specs)
         return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
+
+
+def _ensure_shape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns a tensor of a shape; without an op if the shape is known, for a small graph."""
+    return tensor if tensor.shape == shape else tf.ensure_shape(tensor, shape)
 
 
 def keeps_residual(compressor: Compressor, specs: Sequence[GradientSpec]) -> bool:

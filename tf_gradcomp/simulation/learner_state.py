@@ -19,7 +19,7 @@ from tf_gradcomp.exchange.state import assign
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.communicator import Sent
 from tf_gradcomp.keras.common.second_moments import inner_state
-from tf_gradcomp.keras.local.fragments import due_after, split
+from tf_gradcomp.keras.local.fragments import due_after, flatten, split, unflatten
 from tf_gradcomp.keras.local.local_steps import LocalSteps, length_at
 from tf_gradcomp.keras.local.rounds import (
     decay,
@@ -187,8 +187,9 @@ class LearnersRounds:
         start = [self._start[index] for index in indices]
         shares = []
         for learner, local in enumerate(self._local):
-            share, counts = local_share(start, [local[index] for index in indices], self._size)
-            by_index = dict(zip(indices, share, strict=True))
+            moved = flatten(start) - flatten([local[index] for index in indices])
+            share, counts = local_share(moved, self._size)
+            by_index = dict(zip(indices, unflatten(share, start), strict=True))
             shares.append([by_index.get(index) for index in range(count)])
             if not counts:
                 self._local[learner] = [*local[:count], *map(finite_or_zero, local[count:])]

@@ -154,8 +154,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         means: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> None:
-        """Lets the outer optimizer apply mean pseudo-gradients; without one, subtracts them."""
-        steps.update_common(self.outer_optimizer, strategy, means, variables)
+        """Lets the outer optimizer apply mean pseudo-gradients."""
+        outer: Any = self.outer_optimizer
+        with keras_private.applying_at_once(outer):
+            strategy.extended.call_for_each_replica(outer.apply, args=(means, variables))
 
     def inner_slots(self) -> Sequence[Any]:
         """Returns all variables of the inner optimizer."""

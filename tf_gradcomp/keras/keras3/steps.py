@@ -135,23 +135,6 @@ def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
         )
 
 
-def update_common(
-    outer: keras.optimizers.Optimizer | None,
-    strategy: tf.distribute.Strategy,
-    means: Sequence[Any],
-    variables: Sequence[keras.Variable],
-) -> None:
-    """Applies mean pseudo-gradients with the outer optimizer, or subtracts them without one."""
-    if outer is not None:
-        with keras_private.applying_at_once(outer):
-            strategy.extended.call_for_each_replica(outer.apply, args=(means, variables))
-        return
-    for mean, variable in zip(means, variables, strict=True):
-        local_mean = strategy.experimental_local_results(mean)[0]
-        for weight in strategy.experimental_local_results(native(variable)):
-            weight.assign_sub(local_mean)
-
-
 def step(
     rounds: Rounds,
     core: keras.optimizers.Optimizer,

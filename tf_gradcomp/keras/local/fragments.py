@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.exchange.state import local_variable, shared_variable
+from tf_gradcomp.exchange.state import assign, local_variable, shared_variable
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 Number = TypeVar("Number", int, tf.Tensor)
@@ -41,6 +42,27 @@ def due_after(index: int, fragments: int, length: Number) -> Number:
     return ((index + 1) * length + fragments - 1) // fragments
 
 
+def flatten(values: Sequence[Any]) -> tf.Tensor:
+    """Returns all elements of variables or tensors: float32 vector, which holds halves exactly.
+
+    Rounds compute with one vector, because ops for each variable make a graph that takes longer to
+    trace.
+    """
+    vector = tf.constant([-1])
+    return tf.concat([tf.cast(tf.reshape(value, vector), tf.float32) for value in values], 0)
+
+
+def unflatten(vector: tf.Tensor, like: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the elements of a vector in the shapes and dtypes of other values."""
+    shapes = [tuple(value.shape) for value in like]
+    shape_constants = {shape: tf.constant(shape, tf.int32) for shape in dict.fromkeys(shapes)}
+    parts = tf.split(vector, [math.prod(shape) for shape in shapes])
+    return [
+        tf.cast(tf.reshape(part, shape_constants[shape]), value.dtype)
+        for part, shape, value in zip(parts, shapes, like, strict=True)
+    ]
+
+
 class Fragment:
     """Variables that are exchanged together, and the state of their round.
 
@@ -60,10 +82,8 @@ class Fragment:
     ) -> None:
         self.variables = variables
         self._group, self._residuals = group, residuals
-        self._start = [
-            local_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
-            for v in variables
-        ]
+        elements = sum(native(variable).shape.num_elements() for variable in variables)
+        self._start = local_variable(tf.zeros([elements]), "start", True)
         self._steps = shared_variable(0, tf.int64, "steps_in_round")
         self._drift = local_variable(0.0, "drift", True)
         self._updates = shared_variable(0, tf.int64, "outer_updates")
@@ -82,9 +102,9 @@ class Fragment:
         return [self._local(residual) for residual in self._residuals]
 
     @property
-    def start(self) -> list[tf.Variable]:
-        """Returns the common weights at the start of the round."""
-        return [self._local(start) for start in self._start]
+    def start(self) -> tf.Variable:
+        """Returns the common weights at the start of the round, as `flatten` returns them."""
+        return self._local(self._start)
 
     @property
     def steps(self) -> tf.Variable:
@@ -106,11 +126,22 @@ class Fragment:
         """Whether the workers' weights differ, because a round has begun."""
         return bool(self.steps.numpy() > 0)
 
-    def begin(self) -> None:
-        """Takes the weights as the common weights, unless the round has begun."""
+    def begin(self) -> tf.Tensor:
+        """Takes the weights as the common weights, unless the round has begun.
 
-        def take() -> None:
-            for start, weight in zip(self.start, self.weights, strict=True):
-                start.assign(weight.read_value())
+        Returns a bool scalar, whether the round begins now.
+        """
 
-        tf.cond(tf.equal(self.steps, 0), take, lambda: None)
+        def take() -> tf.Tensor:
+            self.take_start()
+            return tf.constant(True)
+
+        return tf.cond(tf.equal(self.steps, 0), take, lambda: tf.constant(False))
+
+    def take_start(self) -> None:
+        """Takes the weights as the weights at the start of the round."""
+        self.start.assign(flatten(self.weights))
+
+    def assign_weights(self, values: tf.Tensor) -> None:
+        """Assigns weights, as `flatten` returns them, on this worker."""
+        assign(self.weights, unflatten(values, self.weights))

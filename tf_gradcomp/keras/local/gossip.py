@@ -31,7 +31,7 @@ from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
 from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.messages import log_info
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.local.fragments import Fragment
+from tf_gradcomp.keras.local.fragments import Fragment, flatten, unflatten
 from tf_gradcomp.keras.local.local_steps import LocalSteps, Schedule
 from tf_gradcomp.keras.local.rounds import (
     LocalOptimizer,
@@ -479,7 +479,7 @@ class GossipRounds(Rounds):
             assign(fragment.weights, start)
             moved = [before - now for before, now in zip(start, near, strict=True)]
             self._update_common(tf.distribute.get_strategy(), moved, fragment)
-        assign(fragment.start, [weight.read_value() for weight in fragment.weights])
+        fragment.take_start()
         self._local(self._state.rounds).assign_add(1)
 
     def _finite_weights(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -488,7 +488,7 @@ class GossipRounds(Rounds):
         If its weights are not finite, the worker returns to the start of the round.
         """
         weights = [weight.read_value() for weight in fragment.weights]
-        start = [weight.read_value() for weight in fragment.start]
+        start = unflatten(fragment.start.read_value(), weights)
         counts = all_finite(weights)
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._reset_overflowed_slots)
@@ -529,16 +529,10 @@ class GossipRounds(Rounds):
             return
         weights, _ = self._finite_weights(fragment)
         with tf.device("CPU:0"):
-            flat = tf.concat(
-                [tf.reshape(tf.cast(weight, tf.float32), [-1]) for weight in weights], 0
-            )
+            flat = flatten(weights)
             mean = tf_private.sum_over_workers(self._group.strategy, flat) / self._group.size
-            parts = tf.split(mean, [tf.size(weight) for weight in weights])
-            means = [
-                tf.cast(tf.reshape(part, weight.shape), weight.dtype)
-                for part, weight in zip(parts, weights, strict=True)
-            ]
-        fragment.drift.assign(drift(means, weights))
+            fragment.drift.assign(drift(mean - flat, mean))
+            means = unflatten(mean, weights)
         assign(fragment.weights, means)
         fragment.steps.assign(0)
         weight_bytes = tf.constant([4 * int(tf.size(weight)) for weight in weights], tf.int64)

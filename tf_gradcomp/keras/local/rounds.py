@@ -18,7 +18,6 @@ from tf_gradcomp.exchange.calls import call_in_python
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import (
     all_finite,
-    divided,
     native,
     times,
     values_or_fill,
@@ -32,31 +31,25 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.means import PeriodicReduce
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common import equality
-from tf_gradcomp.keras.local.fragments import Fragment, due_after, split
+from tf_gradcomp.keras.local.fragments import Fragment, due_after, flatten, split, unflatten
 from tf_gradcomp.keras.local.local_steps import LocalSteps, length_at
 from tf_gradcomp.private import tensorflow as tf_private
 
 
-def local_share(
-    start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], replicas: int
-) -> tuple[list[tf.Tensor], tf.Tensor]:
+def local_share(moved: tf.Tensor, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a replica's share of the mean pseudo-gradient, and whether its round counts.
 
     Args:
-        start: The common weights at the start of the round.
-        weights: The replica's own weights now.
+        moved: The weights at the start of the round minus the replica's weights now: float32
+            vector.
         replicas: The number of replicas.
 
     Returns:
         The differences, divided by the number of replicas, or zeros if a weight is not finite; and
         a bool scalar, whether all weights are finite.
     """
-    moved = [before - now for before, now in zip(start, weights, strict=True)]
-    counts = all_finite(moved)
-    shares = [
-        tf.where(counts, divided(change, replicas), tf.zeros_like(change)) for change in moved
-    ]
-    return shares, counts
+    counts = all_finite([moved])
+    return tf.where(counts, moved / replicas, tf.zeros_like(moved)), counts
 
 
 def has_gradients_left(
@@ -101,12 +94,9 @@ def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
             residual.assign(residual.read_value() * settings.residual_decay)
 
 
-def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the distance of weights from the start weights, relative to the start's norm."""
-    before = [tf.cast(weight, tf.float32) for weight in start]
-    now = [tf.cast(weight, tf.float32) for weight in weights]
-    moved = [weight - weight_now for weight, weight_now in zip(before, now, strict=True)]
-    return tf.math.divide_no_nan(tf.linalg.global_norm(moved), tf.linalg.global_norm(before))
+def drift(moved: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """Returns the norm of a change of weights, relative to the norm of the weights before it."""
+    return tf.math.divide_no_nan(tf.norm(moved), tf.norm(start))
 
 
 class ResidualUnits(tf.Module):
@@ -231,7 +221,6 @@ class Rounds(Hook):
         self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
         self._replicas = cast(StrategyGroup, exchange.group.all_replicas)
         self._optimizer = optimizer
-        self._outer_steps = getattr(settings.outer, "iterations", None)
         self._models: list[weakref.ref[Any]] = []
         self._exchange, self._indices = exchange, indices
         self._replica = Replica(exchange.setup, indices)
@@ -342,13 +331,12 @@ class Rounds(Hook):
         begins = tf.equal(position, 0)
         self._set_length(begins)
         self.count_step()
-        for fragment in self._state.fragments:
-            fragment.begin()
+        begun = [fragment.begin() for fragment in self._state.fragments]
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
         # The next parts wait for each other, also across steps in one graph: TensorFlow does not
         # know which variables Python reads and writes.
-        with tf.control_dependencies([begins]):
+        with tf.control_dependencies([begins, *begun]):
             taken = self._take(grads, variables, finite, take)
         tf.cond(
             self._in_weight_units, lambda: None, lambda: forget_earlier_gradients(self._exchange)
@@ -371,40 +359,40 @@ class Rounds(Hook):
         If synchronous steps have left residuals, they are added.
         """
 
-        def update(gradients: Sequence[Any], updated: Sequence[Any]) -> tf.Tensor:
-            take(gradients, updated)
+        def update() -> tf.Tensor:
+            take(grads, variables)
             return tf.constant(True)
 
-        def update_if(takes: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
-            return tf.cond(takes, lambda: update(gradients, variables), lambda: tf.constant(False))
+        def update_with_residuals() -> tf.Tensor:
+            return self._take_with_residuals(grads, variables, finite, take)
 
-        with_residuals = functools.partial(self._with_residuals, grads, variables, finite)
+        none = tf.constant(False)
         # No branch here has a collective, so workers may take different branches.
         has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
-        if list(map(id, variables)) == list(map(id, self._variables)):
-            gradients = tf.cond(has_delayed, with_residuals, lambda: grads)
-            return update_if(tf.logical_or(has_delayed, finite), gradients)
-        return tf.cond(
-            has_delayed,
-            lambda: update(with_residuals(), self._variables),
-            lambda: update_if(finite, grads),
-        )
+        with_residuals = tf.cond(has_delayed, update_with_residuals, lambda: none)
+        takes = tf.logical_and(finite, tf.logical_not(has_delayed))
+        return tf.logical_or(with_residuals, tf.cond(takes, update, lambda: none))
 
-    def _with_residuals(
-        self, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
-    ) -> list[Any]:
-        """Returns gradients plus the residuals of synchronous steps, for all variables."""
+    def _take_with_residuals(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        finite: tf.Tensor,
+        take: Callable[[Sequence[Any], Sequence[Any]], None],
+    ) -> tf.Tensor:
+        """Takes a step of all variables, with gradients plus the residuals of synchronous steps."""
 
-        def add(gradients: Sequence[Any], finite: tf.Tensor, updates: tf.Tensor) -> list[Any]:
+        def update(gradients: Sequence[Any], finite: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
             every = gradients_for_residuals(gradients, variables, self._variables, finite)
             inner = self._optimizer.inner_state(self._variables, 0)
             inner = inner and dataclasses.replace(inner, updates=updates)
-            return take_residuals(self._replica, every, self._group.size, inner)
+            totals = take_residuals(self._replica, every, self._group.size, inner)
+            # Traced here: few jobs need it, and TensorFlow warns of eager steps under a strategy.
+            tf.function(lambda: take(totals, self._variables), autograph=False)()
+            return tf.constant(True)
 
-        gradient_by_id = dict(zip(map(id, variables), grads, strict=True))
-        results = [_spec(gradient_by_id.get(id(v)), v) for v in self._variables]
         arguments = (list(grads), finite, self._optimizer.inner_updates())
-        return call_in_python(self._group, add, arguments, results)
+        return call_in_python(self._group, update, arguments, tf.TensorSpec([], tf.bool))
 
     def _set_length(self, begins: tf.Tensor) -> None:
         """Sets the number of steps of a cycle that begins now."""
@@ -436,19 +424,24 @@ class Rounds(Hook):
 
     def _end(self, fragment: Fragment) -> None:
         strategy = tf.distribute.get_strategy()
-        weights = [weight.read_value() for weight in fragment.weights]
-        start = [weight.read_value() for weight in fragment.start]
-        shares, counts = local_share(start, weights, self._group.all_replicas.size)
-        fragment.drift.assign(drift(start, weights))
+        start = fragment.start.read_value()
+        moved = start - flatten(fragment.weights)
+        share, counts = local_share(moved, self._group.all_replicas.size)
+        fragment.drift.assign(drift(moved, start))
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._reset_overflowed_slots)
         decay(fragment.residuals, self._settings)
         exchange = functools.partial(self._exchange.reduce, variables=fragment.variables)
+        shares = unflatten(share, fragment.weights)
         means, finite, *_ = self._group.each_replica(exchange, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
-        with tf.control_dependencies([finite]):
-            assign(fragment.weights, start)
-        tf.cond(finite, lambda: self._update_common(strategy, means, fragment), lambda: None)
+        if self._settings.outer is None:
+            mean = flatten([strategy.experimental_local_results(mean)[0] for mean in means])
+            fragment.assign_weights(start - tf.where(finite, mean, tf.zeros_like(mean)))
+        else:
+            with tf.control_dependencies([finite]):
+                fragment.assign_weights(start)
+            tf.cond(finite, lambda: self._update_common(strategy, means, fragment), lambda: None)
         fragment.steps.assign(0)
         self._local(self._state.rounds).assign_add(1)
 
@@ -460,13 +453,8 @@ class Rounds(Hook):
         Adam's bias correction and learning rate schedules use this number. Between updates, and in
         checkpoints, the optimizer has the largest number of any fragment.
         """
-        if self._outer_steps is None:
-            self._optimizer.update_common(strategy, means, fragment.variables)
-            return
-        steps, updates_by_fragment = (
-            self._local(self._outer_steps),
-            [fragment.updates for fragment in self._state.fragments],
-        )
+        steps = self._local(self._settings.outer.iterations)
+        updates_by_fragment = [fragment.updates for fragment in self._state.fragments]
         total = steps.read_value()
         # A checkpoint or the program may have set the optimizer's number.
         is_known = tf.equal(tf.reduce_max(tf.stack(updates_by_fragment)), total)
@@ -552,9 +540,9 @@ class Rounds(Hook):
         """Gives this worker the common weights of the start of each round, within this context."""
         begun_fragments = [fragment for fragment in self._state.fragments if fragment.has_begun]
         weights = [weight for fragment in begun_fragments for weight in fragment.weights]
-        starts = [start for fragment in begun_fragments for start in fragment.start]
         values = [weight.read_value() for weight in weights]
-        assign(weights, [start.read_value() for start in starts])
+        for fragment in begun_fragments:
+            fragment.assign_weights(fragment.start.read_value())
         try:
             yield
         finally:
@@ -580,14 +568,6 @@ class Rounds(Hook):
             self._in_weight_units.assign(False)
 
         tf.cond(self._in_weight_units, give, lambda: None)
-
-
-def _spec(gradient: tf.Tensor | tf.IndexedSlices | None, variable: Any) -> tf.TypeSpec:
-    """Returns the spec of a variable's gradient plus its residual."""
-    if isinstance(gradient, tf.IndexedSlices):
-        indices, shape = gradient.indices, gradient.dense_shape
-        return tf.IndexedSlicesSpec(variable.shape, gradient.dtype, indices.dtype, shape.dtype)
-    return tf.TensorSpec(variable.shape, variable.dtype if gradient is None else gradient.dtype)
 
 
 def measures_of_rounds(optimizer: Any) -> dict[str, float]:
