@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras.local.fragments import split
+from tf_gradcomp.keras.local.fragments import flatten, split, unflatten
 
 RATE, LEARNERS, ROWS, STEPS = 2.0**-5, 2, 2, 11
 INPUTS, OUTPUTS = 4, (8, 2, 4)
@@ -27,6 +27,19 @@ INPUTS, OUTPUTS = 4, (8, 2, 4)
 )
 def test_variables_are_divided_into_fragments_of_about_equal_size(elements, count, expected):
     assert split(elements, count) == expected
+
+
+def test_a_vector_holds_the_values_of_all_dtypes_exactly():
+    bits = np.arange(2**16, dtype=np.uint16)
+    halves = [tf.bitcast(bits.reshape(2, -1), dtype) for dtype in (tf.float16, tf.bfloat16)]
+    finite = [tf.where(tf.math.is_finite(half), half, tf.zeros_like(half)) for half in halves]
+    values = [tf.constant(np.float32(1 / 3)), *finite, tf.zeros([0, 3]), tf.constant([-0.0, 1e-45])]
+    kept = tf.function(lambda *values: unflatten(flatten(values), values))
+    variables = list(map(tf.Variable, values))
+    for result in (kept(*values), unflatten(flatten(variables), variables)):
+        for value, one in zip(values, result, strict=True):
+            assert (one.dtype, one.shape) == (value.dtype, value.shape)
+            assert one.numpy().tobytes() == value.numpy().tobytes()
 
 
 def linear_model():

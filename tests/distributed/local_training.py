@@ -23,14 +23,19 @@ class Trained:
     """Variables of zeros with an optimizer, and steps on given gradients."""
 
     def __init__(
-        self, compressor, local_steps, inner=lambda: keras.optimizers.SGD(RATE), scaler=None
+        self,
+        compressor,
+        local_steps,
+        inner=lambda: keras.optimizers.SGD(RATE),
+        scaler=None,
+        dtypes=("float32", "float32"),
     ):
         strategy = Setup("optimizer").strategy
         with strategy.scope():
             rounds = local_steps()
             self.variables = [
-                keras.Variable(np.zeros(shape, "float32"), aggregation="mean", name=f"v{i}")
-                for i, shape in enumerate(SHAPES)
+                keras.Variable(np.zeros(shape), dtype=dtype, aggregation="mean", name=f"v{i}")
+                for i, (shape, dtype) in enumerate(zip(SHAPES, dtypes, strict=True))
             ]
             self.optimizer = gc.CompressedOptimizer(inner(), compressor, local_steps=rounds)
             self.optimizer.build(self.variables)
@@ -41,8 +46,12 @@ class Trained:
         def take(steps):
             for grads in steps:
                 scale = self.applies.scale_loss(tf.constant(1.0))
-                local = [tf.math.scalar_mul(scale, gradient) for gradient in grads]
-                strategy.run(self.applies.apply, (local, self.variables[: len(local)]))
+                variables = self.variables[: len(grads)]
+                local = [
+                    tf.cast(tf.math.scalar_mul(scale, gradient), variable.dtype)
+                    for gradient, variable in zip(grads, variables, strict=True)
+                ]
+                strategy.run(self.applies.apply, (local, variables))
 
         self.take = take
 
@@ -59,7 +68,7 @@ class Trained:
 
     def seen(self):
         return {
-            "values": [variable.numpy() for variable in self.variables],
+            "values": [np.float32(variable.numpy()) for variable in self.variables],
             "residuals": local_residuals(self.optimizer.exchange),
             "iterations": scalar(self.optimizer.iterations),
             "exchanges": self.optimizer.exchange.exchanges,

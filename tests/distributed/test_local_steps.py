@@ -86,9 +86,12 @@ def adam():
     return keras.optimizers.Adam(2.0**-6, epsilon=1.0)
 
 
-def averages():
+HALVES = ("bfloat16", "float16")  # hold every result of averages() exactly, too
+
+
+def averages(**settings):
     """Two whole rounds, and one that ends early."""
-    trained = Trained("no_compression", lambda: 3).on(gradients(7))
+    trained = Trained("no_compression", lambda: 3, **settings).on(gradients(7))
     separate = trained.seen()
     trained.optimizer.synchronize()
     trained.optimizer.synchronize()  # does nothing
@@ -310,14 +313,15 @@ def np_arrays(lists):
     return [np.asarray(one, np.float32) for one in lists]
 
 
-def test_workers_average_what_they_learn_in_a_round(jobs):
+@pytest.mark.parametrize("case", ["averages", "averages_of_halves"])
+def test_workers_average_what_they_learn_in_a_round(jobs, case):
     steps, learners = gradients(7), Learners(sgd)
     learners.round(steps[:3]).round(steps[3:6])
     before = learners.values
     learners.round(steps[6:])
     drifts = []
     for rank, job in enumerate(jobs):
-        separate, averaged = job["averages"]["separate"], job["averages"]["averaged"]
+        separate, averaged = job[case]["separate"], job[case]["averaged"]
         local = [
             start - RATE * WORKERS * g for start, g in zip(before, steps[6][rank], strict=True)
         ]
@@ -331,7 +335,7 @@ def test_workers_average_what_they_learn_in_a_round(jobs):
         )
         drifts.append(moved / norm)
     for job in jobs:
-        assert job["averages"]["averaged"]["drift"] == pytest.approx(np.mean(drifts), rel=1e-5)
+        assert job[case]["averaged"]["drift"] == pytest.approx(np.mean(drifts), rel=1e-5)
 
 
 def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
@@ -619,6 +623,7 @@ if __name__ == "__main__":
                     overflowing_fragment,
                 )
             },
+            "averages_of_halves": averages(dtypes=HALVES),
             "momentum": momentum(argument(1)),
             "checkpoints": {method: checkpoints(argument(1), method) for method in RESUMED},
             "other_number": other_number(),
