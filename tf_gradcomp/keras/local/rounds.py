@@ -49,7 +49,8 @@ def local_share(moved: tf.Tensor, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
         a bool scalar, whether all weights are finite.
     """
     counts = all_finite([moved])
-    return tf.where(counts, moved / replicas, tf.zeros_like(moved)), counts
+    # Zeros where it divides by zero. A choice between two vectors would take more memory.
+    return tf.math.divide_no_nan(moved, tf.where(counts, float(replicas), 0.0)), counts
 
 
 def has_gradients_left(
@@ -96,7 +97,7 @@ def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
 
 def drift(moved: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """Returns the norm of a change of weights, relative to the norm of the weights before it."""
-    return tf.math.divide_no_nan(tf.norm(moved), tf.norm(start))
+    return tf.math.divide_no_nan(tf.linalg.global_norm([moved]), tf.linalg.global_norm([start]))
 
 
 class ResidualUnits(tf.Module):
@@ -437,7 +438,8 @@ class Rounds(Hook):
         finite = strategy.experimental_local_results(finite)[0]
         if self._settings.outer is None:
             mean = flatten([strategy.experimental_local_results(mean)[0] for mean in means])
-            fragment.assign_weights(start - tf.where(finite, mean, tf.zeros_like(mean)))
+            takes = tf.cast(finite, tf.float32)
+            fragment.assign_weights(start - tf.math.multiply_no_nan(mean, takes))
         else:
             with tf.control_dependencies([finite]):
                 fragment.assign_weights(start)
