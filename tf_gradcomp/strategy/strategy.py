@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc as garbage
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -292,7 +291,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         is_step = isinstance(getattr(fn, "__self__", None), keras.Model)
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
-        with keras_private.lending_generator(), _collecting_no_garbage():
+        with keras_private.lending_generator():
             outputs = super().run(fn, *args, **kwargs)
         self._outputs = tf.nest.flatten(outputs) if is_step else ()
         self._means = ()
@@ -441,23 +440,6 @@ def _functions_as_graphs() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(True)
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Within this context, Python does not collect garbage while TensorFlow traces a step.
-
-    The trace of a large model would take a tenth longer: it creates many objects that stay, and
-    Python would look at all of them again and again.
-    """
-    if tf.executing_eagerly() or not garbage.isenabled():
-        yield
-        return
-    garbage.disable()
-    try:
-        yield
-    finally:
-        garbage.enable()
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
