@@ -153,9 +153,10 @@ def share(every: float, outage: float, lost: float, pace: Pace, interval: int) -
         pace: The speed without faults.
         interval: Steps between two saves.
     """
-    with_saves = pace.with_saves(interval)
-    steps = (every - outage) / with_saves - lost
-    return max(0.0, steps) * pace.step / every
+    steps = (every - outage) / pace.with_saves(interval)
+    if lost and steps < interval:
+        return 0.0  # the job never reaches its next save
+    return max(0.0, steps - lost) * pace.step / every
 
 
 def restart_table(found: Iterable[Record]) -> list[str]:

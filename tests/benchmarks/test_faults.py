@@ -82,6 +82,8 @@ def test_the_share_of_steps_kept_counts_the_outage_the_lost_steps_and_the_saves(
     # A save as long as ten steps after each ten steps doubles the time of each step.
     assert report.share(100, 20, 50, Pace(step=0.1, save=1.0), 10) == pytest.approx(0.35)
     assert report.share(10, 20, 0, free, 10) == 0
+    assert report.share(100, 20, 400, free, 800) > 0
+    assert report.share(100, 20, 400, free, 801) == 0  # no save is ever reached
 
 
 def test_a_computed_share_loses_half_of_the_steps_between_two_saves():
