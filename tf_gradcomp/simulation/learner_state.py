@@ -185,9 +185,9 @@ class LearnersRounds:
     def _end(self, fragment: int, reduce: Reduce) -> StepResult:
         indices, count = self._fragments[fragment], len(self._weights)
         start = [self._start[index] for index in indices]
-        shares = []
+        start_vector, shares = flatten(start), []
         for learner, local in enumerate(self._local):
-            moved = flatten(start) - flatten([local[index] for index in indices])
+            moved = start_vector - flatten([local[index] for index in indices])
             share, counts = local_share(moved, self._size)
             by_index = dict(zip(indices, unflatten(share, start), strict=True))
             shares.append([by_index.get(index) for index in range(count)])

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,9 @@ from tf_gradcomp.keras.common import equality
 from tf_gradcomp.keras.local.fragments import Fragment, due_after, flatten, split, unflatten
 from tf_gradcomp.keras.local.local_steps import LocalSteps, length_at
 from tf_gradcomp.private import tensorflow as tf_private
+
+# Has the inner optimizer apply gradients to variables, on this worker alone.
+Take: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 def local_share(moved: tf.Tensor, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -315,15 +318,14 @@ class Rounds(Hook):
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
-        take: Callable[[Sequence[Any], Sequence[Any]], None],
+        take: Take,
     ) -> tf.Tensor:
         """Takes a local step, and ends the rounds that are then complete.
 
         Args:
             grads: The worker's share of the gradients.
             variables: The variables of `grads`.
-            take: `take(grads, variables)` has the inner optimizer apply gradients on this worker
-                alone.
+            take: Called with gradients and their variables.
 
         Returns:
             A bool scalar, whether the worker's gradients were finite.
@@ -353,7 +355,7 @@ class Rounds(Hook):
         grads: Sequence[Any],
         variables: Sequence[Any],
         finite: tf.Tensor,
-        take: Callable[[Sequence[Any], Sequence[Any]], None],
+        take: Take,
     ) -> tf.Tensor:
         """Takes the inner optimizer's step, if gradients are finite; returns a tensor to wait for.
 
@@ -364,22 +366,24 @@ class Rounds(Hook):
             take(grads, variables)
             return tf.constant(True)
 
-        def update_with_residuals() -> tf.Tensor:
-            return self._take_with_residuals(grads, variables, finite, take)
-
+        with_residuals = functools.partial(
+            self._take_with_residuals, grads, variables, finite, take
+        )
         none = tf.constant(False)
         # No branch here has a collective, so workers may take different branches.
         has_delayed = has_gradients_left(self._exchange, 0, self._in_weight_units)
-        with_residuals = tf.cond(has_delayed, update_with_residuals, lambda: none)
         takes = tf.logical_and(finite, tf.logical_not(has_delayed))
-        return tf.logical_or(with_residuals, tf.cond(takes, update, lambda: none))
+        return tf.logical_or(
+            tf.cond(has_delayed, with_residuals, lambda: none),
+            tf.cond(takes, update, lambda: none),
+        )
 
     def _take_with_residuals(
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
         finite: tf.Tensor,
-        take: Callable[[Sequence[Any], Sequence[Any]], None],
+        take: Take,
     ) -> tf.Tensor:
         """Takes a step of all variables, with gradients plus the residuals of synchronous steps."""
 
