@@ -39,6 +39,7 @@ FLAGS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-g0",
+    "-falign-functions=64",  # otherwise any change may move a loop across a cache line
     "-Wno-sign-compare",
     "-Wno-subobject-linkage",  # meant for headers, but joined sources look like these
     *("-include", "custom_ops/kernels/older_systems.h"),

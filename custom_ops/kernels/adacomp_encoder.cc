@@ -155,14 +155,15 @@ void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
 // additions irreversible. Where the new residual replaces the gradient, the first pass does all but
 // subtract the sent values. Elsewhere the first pass only reads. The first pass finds the maxima of
 // undivided gradients, so that the second pass can subtract the sent values. Divided gradients have
-// a third pass over the sent elements, which is shorter than dividing twice.
+// a third pass over the sent elements, which is shorter than dividing twice. Their first pass does
+// not read residuals, which would take as long as reading the gradients: no step makes them infinite.
 bool AdaCompEncoder::Run() {
   std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, float* divided) {
     if (!TensorOf(blocks_[i]).InPlace()) return Send(&blocks_[i], divided);
     if (!Check(blocks_[i], divided)) finite = false;
   });
-  if (!SetScales(false) || !finite) return false;  // from here on, all sums are finite
+  if (!SetScales(false) || !finite) return false;
   // Goes backwards, because the blocks that the first pass has read last may still be in the cache.
   ForEachBlock([&](int64_t i, float* divided) {
     Block* block = &blocks_[blocks_.size() - 1 - i];
@@ -170,12 +171,16 @@ bool AdaCompEncoder::Run() {
     if (tensor.InPlace()) return Send(block, divided);
     AddSent(*block, -tensor.scale);
   });
-  SetScales(true);
+  const bool were_finite = SetScales(true);
   ForEachBlock([&](int64_t i, float*) {
     const Block& block = blocks_[i];
     const Tensor& tensor = TensorOf(block);
     if (tensor.source.second_moment) AddSent(block, -tensor.scale);
   });
+  if (!were_finite) {
+    Rollback();
+    return false;
+  }
   Layout();
   return true;
 }
@@ -186,8 +191,11 @@ bool AdaCompEncoder::SetScales(bool of_divided) {
   for (Tensor& tensor : tensors_) {
     if ((tensor.source.second_moment != nullptr) != of_divided) continue;
     const float mean = ScaleOf(bin_max_.get() + tensor.first_bin, tensor.bins.num_bins);
-    if (!std::isfinite(mean)) finite = false;
-    if (!tensor.bins.sent_whole) tensor.scale = mean;
+    if (!std::isfinite(mean)) {
+      finite = false;
+    } else if (!tensor.bins.sent_whole) {
+      tensor.scale = mean;
+    }
   }
   return finite;
 }
@@ -207,7 +215,8 @@ BinKernels AdaCompEncoder::Kernels(const Tensor& tensor) const {
                         tensor.bins.bin_size);
 }
 
-// Returns whether the sums that Send computes are finite; finds the maxima of undivided gradients.
+// Returns whether the sums that Send computes are finite, if the residuals and second moments of
+// divided gradients are; finds the maxima of undivided gradients.
 bool AdaCompEncoder::Check(const Block& block, float* divided) const {
   const Tensor& tensor = TensorOf(block);
   std::vector<float> moments;
@@ -221,8 +230,7 @@ bool AdaCompEncoder::Check(const Block& block, float* divided) const {
     const PreconditionTensor gradient = tensor.Preconditioned(strip, divided);
     if (gradient.second_moment) {
       const float largest = LargestMagnitude(gradient);
-      const float residual = LargestMagnitude(tensor.source.residual + strip.begin, strip.size);
-      if (!std::isfinite(largest) || !std::isfinite(residual)) finite = false;
+      if (!std::isfinite(largest)) finite = false;
       if (!finite || std::max(largest, 1.0f) < kNeverOverflows * gradient.adam.epsilon) return;
     }
     const BinRun run = RunOf(tensor, strip, ToAdd(gradient, divide).values);

@@ -35,7 +35,8 @@ class AdaCompEncoder {
 
   // Accumulates, selects and quantizes. Returns whether all sums were finite. If so, the sent
   // values are subtracted from the residuals, except that WriteBody clears the residuals of tensors
-  // sent whole. If not, nothing has changed but the gradients that were to be replaced.
+  // sent whole. If not, nothing has changed but the gradients that were to be replaced. If a divided
+  // gradient's residual or second moment was not finite before, all have changed as by Rollback.
   bool Run();
 
   // Reverts Run, for a caller that can't write the payload: residuals that were updated in place up

@@ -237,6 +237,33 @@ void AnOverflowingQuotientLeavesEverythingAsItWas() {
   }
 }
 
+// No step leaves such state behind, but a program may assign it.
+void StateThatIsNotFiniteIsReported() {
+  const std::vector<int64_t> bin_sizes = {50, 500, 0};
+  for (size_t bad : {0, 1, 2}) {
+    for (bool in_moment : {false, true}) {
+      Tensors gradients, residuals, moments;
+      for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
+        gradients.push_back(Normal(30001, 0.3f, i));
+        residuals.push_back(Normal(30001, 1, 10 + i));
+        moments.emplace_back(30001, 0.01f);
+      }
+      (in_moment ? moments : residuals)[bad][7000] = std::nanf("");
+      const Tensors before = residuals;
+      const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, kAdam};
+      const auto payload = Encode<float>(&residuals, gradients, bin_sizes, settings, &moments);
+      CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+      for (size_t i = 0; i < residuals.size(); ++i) {
+        for (size_t j = 0; j < residuals[i].size(); ++j) {
+          if (i == bad && j == 7000) continue;
+          CHECK(std::fabs(residuals[i][j] - before[i][j]) < 1e-5f);
+          CHECK(moments[i][j] <= 0.01f && moments[i][j] > 0.0099999f);
+        }
+      }
+    }
+  }
+}
+
 // As in a caller that cannot write the payload.
 void RollbackGivesSecondMomentsBack() {
   std::vector<float> residual = Normal(100001, 1, 1);
@@ -366,6 +393,7 @@ int main() {
   RUN(DividesAsThePreconditionerDoes);
   RUN(ANonFiniteGradientLeavesSecondMomentsAsTheyWere);
   RUN(AnOverflowingQuotientLeavesEverythingAsItWas);
+  RUN(StateThatIsNotFiniteIsReported);
   RUN(RollbackGivesSecondMomentsBack);
   RUN(RollbackDoesNotReadReplacedGradients);
   RUN(WhatWasPackedCanBePutBack);
