@@ -248,21 +248,24 @@ def several_seeds(rows: Sequence[Record], readings: Mapping[str, Task], seeds: i
         if row["steps"] > 1 and row["seeds"] >= seeds:
             sign = -1 if readings[row["task"]].rises else 1
             behind = sign * row["difference"] / (row["quality"] - row["difference"])
-            cells = [row["task"], str(row["learners"]), _named(row), f"{100 * behind:+.1f}"]
+            run = f"{row['task']}, {row['dense_steps']:,} steps"
+            cells = [run, str(row["learners"]), _named(row), f"{100 * behind:+.1f}"]
             body.append([*cells, times(row["times fewer sent"])])
     head = ["task", "workers", "training", "% behind uncompressed", "times fewer bytes sent"]
     return "\n".join(table(head, body))
 
 
 def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
-    """The table of all training by Muon, with uncompressed training by Adam."""
-    tried = dict.fromkeys(_run_length(row) for row in rows if row["inner"] == "muon")
+    """The table of all training by Muon, and of the same training by Adam."""
+    by_muon = [row for row in rows if row["inner"] == "muon"]
+    tried = dict.fromkeys(map(_run_length, by_muon))
+    rounds = {_rounds(row) for row in by_muon}
     body = []
     for place in tried:
         there = [row for row in rows if _run_length(row) == place and row["batch"] == 1]
         reading = readings[place[0]]
         for row in there:
-            if row["steps"] > 1 and row["inner"] != "muon":
+            if row["steps"] > 1 and _rounds(row) not in rounds:
                 continue
             many = str(row["learners"]) if row["steps"] > 1 else "any"
             cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row), str(row["seeds"])]
@@ -276,6 +279,12 @@ def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> 
 
 def _run_length(row: Record) -> tuple[str, int]:
     return row["task"], row["dense_steps"]
+
+
+def _rounds(row: Record) -> tuple[str | int, ...]:
+    """Returns all but the optimizer and its rate."""
+    keys = ("learners", "steps", "outer", "compressor", "warmup_steps")
+    return (*_run_length(row), *(row[key] for key in keys))
 
 
 def _behind(quality: float, best: float | None, reading: Task) -> str:

@@ -54,12 +54,14 @@ def test_rows_are_compared_with_the_best_rate_that_dense_training_has_all_seeds_
     assert differences == {**dense_differences, "rounds16-average-none": 0.2}
 
 
-def test_rounds_by_muon_are_compared_with_both_dense_optimizers():
+def test_rounds_by_muon_are_compared_with_both_dense_optimizers_and_the_same_rounds_by_adam():
     runs = [
         record(Job("text", 1, 0), 2.5),
         record(Job("text", 1, 0, rate=2.0), 2.0),
         record(Job("text", 1, 0, inner="muon"), 1.6),
         record(Job("text", 4, 0, steps=16, inner="muon"), 1.8),
+        record(Job("text", 4, 0, steps=16), 2.4),
+        record(Job("text", 4, 0, steps=64), 2.8),
         record(Job("digits", 1, 0), 90.0),
     ]
     rows = local_steps_runs.compare(runs, READINGS)
@@ -67,7 +69,8 @@ def test_rounds_by_muon_are_compared_with_both_dense_optimizers():
         "rounds16-average-none-muon"
     ] == round(1.8 - 1.6, 6)
     lines = local_steps_runs.by_inner_optimizer(rows, READINGS).splitlines()
-    assert len(lines) == 2 + 4  # digits have no run by Muon
+    assert len(lines) == 2 + 5  # digits have no run by Muon, and neither have rounds of 64
+    assert "| 1 | 2.400 | +20.0 | +50.0 |" in lines[-2]
     assert "| 1 | 1.800 | -10.0 | +12.5 |" in lines[-1]
 
 
