@@ -235,9 +235,9 @@ def _sort_key(record: Record, tasks: Sequence[str]) -> tuple:
 def markdown(rows: Sequence[Record], readings: Mapping[str, Task]) -> str:
     """The tables: the longest rounds that are good enough, and all trainings of each task."""
     parts = [f"**The longest rounds within 1 % of uncompressed training**\n\n{longest(rows)}"]
-    for task, steps in dict.fromkeys((row["task"], row["dense_steps"]) for row in rows):
-        task_rows = [row for row in rows if (row["task"], row["dense_steps"]) == (task, steps)]
-        parts.append(f"**{task}, {steps:,} steps**\n\n{_table(task_rows, readings[task])}")
+    for task, steps in dict.fromkeys(map(_run_length, rows)):
+        task_rows = [row for row in rows if _run_length(row) == (task, steps)]
+        parts.append(f"**{_with_steps(task, steps)}**\n\n{_table(task_rows, readings[task])}")
     return "\n".join(parts)
 
 
@@ -248,9 +248,8 @@ def several_seeds(rows: Sequence[Record], readings: Mapping[str, Task], seeds: i
         if row["steps"] > 1 and row["seeds"] >= seeds:
             sign = -1 if readings[row["task"]].rises else 1
             behind = sign * row["difference"] / (row["quality"] - row["difference"])
-            run = f"{row['task']}, {row['dense_steps']:,} steps"
-            cells = [run, str(row["learners"]), _named(row), f"{100 * behind:+.1f}"]
-            body.append([*cells, times(row["times fewer sent"])])
+            cells = [_with_steps(*_run_length(row)), str(row["learners"]), _named(row)]
+            body.append([*cells, f"{100 * behind:+.1f}", times(row["times fewer sent"])])
     head = ["task", "workers", "training", "% behind uncompressed", "times fewer bytes sent"]
     return "\n".join(table(head, body))
 
@@ -268,7 +267,7 @@ def by_inner_optimizer(rows: Sequence[Record], readings: Mapping[str, Task]) -> 
             if row["steps"] > 1 and _rounds(row) not in rounds:
                 continue
             many = str(row["learners"]) if row["steps"] > 1 else "any"
-            cells = [f"{place[0]}, {place[1]:,} steps", many, _named(row), str(row["seeds"])]
+            cells = [_with_steps(*place), many, _named(row), str(row["seeds"])]
             cells += [spread(row["qualities"], reading.digits)]
             cells += [_behind(row["quality"], row["goals"][inner], reading) for inner in INNER]
             body.append([*cells, times(row["times fewer sent"]) if row["steps"] > 1 else "1"])
@@ -281,10 +280,14 @@ def _run_length(row: Record) -> tuple[str, int]:
     return row["task"], row["dense_steps"]
 
 
+def _with_steps(task: str, steps: int) -> str:
+    return f"{task}, {steps:,} steps"
+
+
 def _rounds(row: Record) -> tuple[str | int, ...]:
     """Returns all but the optimizer and its rate."""
-    keys = ("learners", "steps", "outer", "compressor", "warmup_steps")
-    return (*_run_length(row), *(row[key] for key in keys))
+    keys = ("steps", "outer", "compressor", "warmup_steps")
+    return (*_setup(row), *(row[key] for key in keys))
 
 
 def _behind(quality: float, best: float | None, reading: Task) -> str:
@@ -338,7 +341,7 @@ def longest(rows: Sequence[Record]) -> str:
         larger = [row for row in rows if row["batch"] > 1 and _setup(row) == (task, steps, 1)]
         body.append(
             [
-                f"{task}, {steps:,} steps",
+                _with_steps(task, steps),
                 str(learners),
                 *(
                     _most([r for r in place_rows if r["compressor"] == c], "steps")
